@@ -5,8 +5,8 @@
 //!         mpirun -n 8 golden --init-from DIR --data FILE --steps 20
 //!
 //! Also: `SP=1` (sequence parallelism), `VPP` (chunks of a pipeline rank), `SCHEDULE`, `VOCAB` and
-//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, and `MODEL`, a model file in place
-//! of `CASE`, whose global batch is 8.
+//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, `PREDICTED=1` (a step of 1.25 s and
+//! 64 MiB), and `MODEL`, a model file in place of `CASE`, whose global batch is 8.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -19,11 +19,28 @@ use models::model::{ModelSpec, read};
 use models::program::Program;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
+use runtime::{Prediction, StepTime};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::trainer::main::<f32, _>(&Direct::new(&program()))
+    let stages = Direct::new(&program());
+    runtime::trainer::main::<f32, _>(&match variable("PREDICTED") {
+        Some(_) => stages.predicted(PREDICTION),
+        None => stages,
+    })
 }
+
+const PREDICTION: Prediction = Prediction {
+    step: Some(StepTime {
+        compute_s: 1.0,
+        tp_s: 0.1,
+        pp_s: 0.05,
+        dp_s: 0.04,
+        optimizer_s: 0.05,
+        other_s: 0.01,
+    }),
+    peak_memory_bytes: 64 << 20,
+};
 
 fn program() -> Program {
     let split = Split {

@@ -10,6 +10,14 @@ pub enum Error {
     /// Between ranks: one is lost, late, or makes another call.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The trainer's passes cannot run.
+    #[error("{at}the passes cannot run: {problem}")]
+    Passes {
+        /// File and line of the table, with a colon, if it stands in the trainer.
+        at: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A file of the user's.
     #[error("{path}: {problem}")]
     File {

@@ -1,8 +1,10 @@
 //! What a trainer tells the library: how ranks are arranged, which passes they run, and the sizes
 //! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
 
+use crate::step_time::StepTime;
+use crate::passes::Passes;
 use models::mesh::Mesh;
-use models::schedule::{Pass, StageLayout, VocabPasses};
+use models::schedule::{StageLayout, VocabPasses};
 
 /// A trainer, apart from its layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +22,7 @@ pub struct TrainerSpec {
     /// Which pipeline rank holds which stage.
     pub layout: StageLayout,
     /// For each pipeline rank, its passes in order.
-    pub passes: Vec<Vec<Pass>>,
+    pub passes: Passes,
     /// How the vocabulary layers are split over the pipeline, if they are.
     pub vocab: Option<VocabPasses>,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
@@ -42,14 +44,28 @@ pub struct TrainerSpec {
     pub tied_table: Option<String>,
     /// Model FLOPs of an iteration, forward and backward, all ranks together.
     pub training_flops: f64,
-    /// What the plan expects on the fullest rank, bytes; 0 if nobody planned it.
-    pub planned_memory_bytes: u64,
+    /// What the plan predicts; `None` if there is no plan.
+    pub prediction: Option<Prediction>,
     /// What distinguishes the trainer from others with the same fields: its layers, or the hash of
     /// its plan. Ranks compare it before they train.
     pub identity: String,
 }
 
+/// What a plan predicts of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// A step; `None` if it is not known.
+    pub step: Option<StepTime>,
+    /// Memory of the fullest rank, bytes.
+    pub peak_memory_bytes: u64,
+}
+
 impl TrainerSpec {
+    /// Memory that the plan predicts of the fullest rank, bytes; 0 if there is no plan.
+    pub fn planned_memory_bytes(&self) -> u64 {
+        self.prediction.map_or(0, |prediction| prediction.peak_memory_bytes)
+    }
+
     /// Ranks.
     pub fn world_size(&self) -> usize {
         (self.mesh.tp * self.mesh.cp * self.mesh.dp * self.mesh.pp) as usize
@@ -58,6 +74,11 @@ impl TrainerSpec {
     /// Sequences an iteration.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.micro_batches * self.mesh.dp as usize
+    }
+
+    /// Tokens an iteration.
+    pub fn tokens(&self) -> usize {
+        self.global_batch() * self.seq_len
     }
 
     /// The pipeline rank of the last stage; the first stage's is 0.

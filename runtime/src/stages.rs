@@ -10,6 +10,50 @@ use crate::state::params::{Inventory, ParameterSlice};
 use std::any::Any;
 use std::ops::Range;
 
+/// What a stage holds: consecutive layers, and maybe what comes before the first and after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageShape {
+    /// Whether it begins with the input layer.
+    pub input: bool,
+    /// Its first layer.
+    pub first_layer: usize,
+    /// How many layers it has.
+    pub layers: usize,
+    /// Whether it ends with the output layer.
+    pub output: bool,
+}
+
+impl StageShape {
+    /// The layer behind its last.
+    pub const fn end(&self) -> usize {
+        self.first_layer + self.layers
+    }
+}
+
+/// Checks that stages follow one another, from the input layer over all `layers` to the output
+/// layer. Called in a constant, it keeps a trainer with another table from compiling.
+///
+/// # Panics
+/// They do not.
+pub const fn check_stages(stages: &[StageShape], layers: usize) {
+    let (mut index, mut next) = (0, 0);
+    while index < stages.len() {
+        let stage = &stages[index];
+        assert!(stage.input == (index == 0), "the first stage, and no other, has the input layer");
+        assert!(
+            stage.output == (index + 1 == stages.len()),
+            "the last stage, and no other, has the output layer"
+        );
+        assert!(
+            stage.first_layer == next,
+            "a stage must begin with the layer behind the last of the stage before it"
+        );
+        next = stage.end();
+        index += 1;
+    }
+    assert!(next == layers, "the stages must hold all layers");
+}
+
 /// What is trained, on devices of one type.
 pub trait Stages<D: Device>: Sync {
     /// The trainer apart from its layers.

@@ -324,6 +324,33 @@ fn lengths_that_do_not_divide_are_refused() {
 }
 
 #[test]
+fn time_in_calls_is_counted_by_group() {
+    const LATE: Duration = Duration::from_millis(200);
+    let run = |comm: Comm| -> Result<_, CommError> {
+        let pair = comm.split("pair", 0, 0)?;
+        comm.barrier()?;
+        let world_s = comm.stats().waited_s(&["world"]);
+        if comm.rank() == 1 {
+            std::thread::sleep(LATE);
+        }
+        pair.all_reduce(&mut [0.0f32; 10], Op::Sum)?;
+        let request = pair.start_all_reduce(vec![0.0f32; 10], Op::Sum)?;
+        // Time between the start of a call and its wait is the rank's own.
+        std::thread::sleep(LATE);
+        request.wait()?;
+        let [pair_s, both_s] =
+            [&["pair"][..], &["pair", "world"]].map(|groups| comm.stats().waited_s(groups));
+        assert!((both_s - pair_s - world_s).abs() < 1e-9);
+        Ok(pair_s)
+    };
+    for (n, waited_s) in run_all(2, Options::default(), run).into_iter().enumerate() {
+        let waited_s = waited_s.unwrap();
+        let expected_s = if n % 2 == 0 { LATE.as_secs_f64() } else { 0.0 };
+        assert!((waited_s - expected_s).abs() < 0.15, "{n}: {waited_s}");
+    }
+}
+
+#[test]
 fn calls_and_bytes_are_counted_by_group() {
     let run = |comm: Comm| -> Result<_, CommError> {
         let pair = comm.split("pair", comm.rank() / 2, 0)?;

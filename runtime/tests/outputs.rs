@@ -1,5 +1,5 @@
 //! A run's files: checked for writability before the first step, written completely or not at all,
-//! and saved as far as possible if a run fails.
+//! and saved as far as possible if a run fails. And what a run says of its steps.
 
 mod trainer_runs;
 
@@ -326,4 +326,59 @@ fn a_first_sigterm_ends_a_run_behind_its_step() {
     assert_eq!(code, Some(130), "{said}");
     assert!(said.contains("what was asked for is written"), "{said}");
     assert!(TensorFile::open(&weights).is_ok());
+}
+
+/// Lines about steps.
+fn about_steps(said: &str) -> Vec<&str> {
+    said.lines().filter(|line| line.starts_with("step ")).collect()
+}
+
+#[test]
+fn a_run_says_how_it_goes_beside_its_plan() {
+    let folder = Folder::new("says");
+    let (metrics, weights) = (folder.file("m"), folder.file("w"));
+    let mut command = trainer(&[("TP", "2"), ("PREDICTED", "1")], &golden_tokens(), 5);
+    command.arg("--metrics").arg(&metrics).arg("--dump-weights").arg(&weights);
+    let (code, said) = run(&mut command);
+    assert_eq!(code, Some(0), "{said}");
+    // A slow machine may take ten seconds for a step.
+    let steps = about_steps(&said);
+    assert!((2..=5).contains(&steps.len()), "{said}");
+    assert!(steps[0].starts_with("step 1 of 5  loss 6."), "{said}");
+    assert!(steps.last().unwrap().starts_with("step 5 of 5  loss 6."), "{said}");
+    for part in [" tokens/s  ", " a step (planned 1.25 s)"] {
+        assert!(steps.iter().all(|line| line.contains(part)), "{said}");
+    }
+    let summary: Vec<&str> =
+        said.lines().skip_while(|line| !line.starts_with("5 steps, ")).collect();
+    assert_eq!(summary.len(), 6, "{said}");
+    let row = |n: usize| summary[n].split_whitespace().collect::<Vec<_>>();
+    assert_eq!(row(1)[2..], ["compute", "tp", "pp", "dp", "optimizer", "other", "total"]);
+    let planned = "planned 1.00 s 100 ms 50.0 ms 40.0 ms 50.0 ms 10.0 ms 1.25 s";
+    assert_eq!(row(3).join(" "), planned);
+    assert_eq!((row(2)[0], row(2).len()), ("measured", row(3).len()), "{said}");
+    assert!(summary[1..4].iter().all(|line| line.len() == summary[1].len()), "{said}");
+    assert!(summary[4].starts_with("memory    at most "), "{said}");
+    assert!(summary[4].contains(" of 64.00 MiB planned in tensors of a rank; "), "{said}");
+    let (metrics_path, weights_path) = (metrics.display(), weights.display());
+    let wrote = format!("wrote     {metrics_path} (--metrics), {weights_path} (--dump-weights)");
+    assert_eq!(summary[5], wrote);
+    for line in json_lines(&metrics) {
+        assert!((line["predicted_step_s"].as_f64().unwrap() - 1.25).abs() < 1e-9, "{line}");
+        assert_eq!(line["planned_memory_bytes"].as_u64(), Some(64 << 20));
+    }
+}
+
+#[test]
+fn of_several_processes_one_says_how_it_goes() {
+    let folder = Folder::new("one-says");
+    let start = |rank| {
+        let mut command = trainer(&[("TP", "2")], &golden_tokens(), 3);
+        as_rank(&mut command, &folder, rank).spawn().unwrap()
+    };
+    let [first, second] = [start(0), start(1)].map(ended);
+    assert_eq!((first.0, second), (Some(0), (Some(0), String::new())));
+    assert!(about_steps(&first.1).len() >= 2, "{}", first.1);
+    // Without a plan nothing is said of one.
+    assert!(first.1.contains("\n3 steps, ") && !first.1.contains("planned"), "{}", first.1);
 }

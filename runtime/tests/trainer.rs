@@ -7,12 +7,15 @@ use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
 use direct::Direct;
 use models::program::Program;
+use models::decisions::Vocab;
+use models::schedule::ScheduleName;
 use runtime::state::checkpoint;
 use runtime::trainer::{Flags, train};
 use runtime::{Error, Interrupt};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use trainer_runs::{Folder, json_lines};
 
 fn flags(case: &str, more: &[(&str, &Path)]) -> Flags {
@@ -187,6 +190,55 @@ fn the_trace_has_every_pass_of_every_rank() {
     assert_eq!(passes, 3 * 8 * 4 * 2);
     let reductions = events.iter().filter(|event| event["cat"] == "dp").count();
     assert_eq!(reductions, 3 * 8);
+}
+
+/// Parts of a step, by the names of the metrics.
+const PARTS: [&str; 6] = ["compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s", "other_s"];
+
+/// The metrics of ten steps, written to a folder of this name, and the seconds of the whole run.
+fn metrics(folder: &str, program: &Program) -> (Vec<Value>, f64) {
+    let folder = Folder::new(folder);
+    let path = folder.file("run.jsonl");
+    let flags = Flags { steps: 10, ..flags("llama_gqa", &[("metrics", &path)]) };
+    let begun = Instant::now();
+    train::<f32, _>(program, &flags, &Interrupt::default()).unwrap();
+    (json_lines(&path), begun.elapsed().as_secs_f64())
+}
+
+#[test]
+fn the_parts_of_a_step_add_up_to_it() {
+    let zb = Split { schedule: ScheduleName::ZbH1, dp: 1, ..split() };
+    let ahead = Program { post_validation: true, ..zb.program(&model("llama_gqa")) };
+    let one = Split { tp: 1, pp: 1, dp: 1, ..split() };
+    let shared = Split { vocab: Vocab::Parallel1, ..split() };
+    let [one, shared] = [one, shared].map(|split| split.program(&model("llama_gqa")));
+    for program in [program(), ahead, one, shared] {
+        let (lines, run_s) = metrics("parts", &program);
+        let mut all_s = 0.0;
+        for line in lines {
+            let parts = PARTS.map(|part| line[part].as_f64().unwrap());
+            let step_s = line["step_s"].as_f64().unwrap();
+            assert!((parts.iter().sum::<f64>() - step_s).abs() < 1e-9 * step_s, "{line}");
+            assert!(parts.iter().all(|&part_s| part_s >= 0.0), "{line}");
+            assert!(line["compute_s"].as_f64().unwrap() > 0.0, "{line}");
+            assert!(line["optimizer_s"].as_f64().unwrap() > 0.0, "{line}");
+            assert!(line.get("predicted_step_s").is_none(), "{line}");
+            all_s += step_s;
+        }
+        // The rest of a run loads weights, and exchanges metrics.
+        assert!((0.5 * run_s..run_s).contains(&all_s), "{all_s} s of {run_s}");
+    }
+}
+
+#[test]
+fn waiting_for_another_stage_is_the_pipelines_time() {
+    // Two stages take turns: each waits while the other computes.
+    let turns = Split { tp: 1, dp: 1, schedule: ScheduleName::Naive, ..split() };
+    for line in &metrics("turns", &turns.program(&model("llama_gqa"))).0[1..] {
+        let [compute_s, pp_s, step_s] =
+            ["compute_s", "pp_s", "step_s"].map(|part| line[part].as_f64().unwrap());
+        assert!(pp_s > 0.25 * step_s && compute_s > 0.1 * step_s, "{line}");
+    }
 }
 
 #[test]

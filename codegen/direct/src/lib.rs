@@ -15,7 +15,7 @@ use models::program::Program;
 use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{Device, TrainerSpec};
+use runtime::{Device, Prediction, TrainerSpec};
 use stage::DirectStage;
 use std::sync::Arc;
 
@@ -23,12 +23,22 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Direct {
     lowered: Arc<Lowered>,
+    prediction: Option<Prediction>,
 }
 
 impl Direct {
     /// Lowers a program.
     pub fn new(program: &Program) -> Self {
-        Self { lowered: Arc::new(lower(program)) }
+        let peak_memory_bytes = program.planned_memory_bytes;
+        let prediction =
+            (peak_memory_bytes > 0).then_some(Prediction { step: None, peak_memory_bytes });
+        Self { lowered: Arc::new(lower(program)), prediction }
+    }
+
+    /// The same, with what a plan predicts.
+    #[must_use]
+    pub fn predicted(self, prediction: Prediction) -> Self {
+        Self { prediction: Some(prediction), ..self }
     }
 }
 
@@ -43,7 +53,7 @@ impl<D: Device> Stages<D> for Direct {
             micro_batches: program.micro_batches,
             stages: program.stages.len(),
             layout: program.layout,
-            passes: program.passes.clone(),
+            passes: program.passes.clone().into(),
             vocab: program.vocab,
             post_validation: program.post_validation,
             seq_len: program.seq_len(),
@@ -54,7 +64,7 @@ impl<D: Device> Stages<D> for Direct {
             dropout: model.dropout,
             tied_table: model.tied_embeddings.then(|| self.lowered.names.embedding().to_owned()),
             training_flops: training_flops(models::layer::forward_flops(model, tokens)),
-            planned_memory_bytes: program.planned_memory_bytes,
+            prediction: self.prediction,
             identity: format!("{model:?} {:?}", program.stages),
         }
     }

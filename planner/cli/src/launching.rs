@@ -3,12 +3,14 @@
 use crate::args::LaunchArgs;
 use crate::children::{Asked, run_all, start};
 use crate::failure::Failure;
+use crate::output::say;
 use models::input::{InputError, Source};
 use models::plan::Plan;
 use serde_json::Value;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Environment variables for mpirun. They are ignored by other MPI libraries, as flags would not
 /// be.
@@ -31,22 +33,12 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
         let message = format!("there is no trainer in {}", args.trainer.display());
         return Err(InputError::new(message).help("plan generate PLAN -o DIR writes one").into());
     }
+    let plan = args.trainer.join("plan.yaml");
     if let Some(processes) = args.processes {
-        check_processes(&args.trainer.join("plan.yaml"), processes)?;
+        check_processes(&plan, processes)?;
     }
-    let features: &[&str] = match (args.mpi, args.gpu) {
-        (true, true) => &["--features", "mpi,cuda"],
-        (true, false) => &["--features", "mpi"],
-        (false, true) => &["--features", "cuda"],
-        (false, false) => &[],
-    };
-    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
-    let offline = [&["--offline"], features].concat();
-    let built = match build(&manifest, &offline)? {
-        Some(built) => Some(built),
-        None => build(&manifest, features)?,
-    };
-    let trainer = built.ok_or_else(|| not_built(args.mpi))?;
+    let trainer = built(args, &manifest)?;
+    say(&format!("starting {}", in_words(args, ranks(&plan))));
     let with_flags = |mut command: Command| {
         command.args(args.gpu.then_some("--gpu")).args(&args.flags);
         command
@@ -61,6 +53,30 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
 
 const MPIRUN: &str = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
 const REBUILD: &str = "build the trainer anew";
+
+/// What is started, and on what it trains. `ranks`: of the plan, if it can be read.
+fn in_words(args: &LaunchArgs, ranks: Option<u64>) -> String {
+    let number = match args.processes.or(ranks) {
+        Some(1) => "1 rank".to_owned(),
+        Some(ranks) => format!("{ranks} ranks"),
+        None => "ranks".to_owned(),
+    };
+    let (how, place) = match (args.processes, args.mpi, args.gpu) {
+        (None, _, false) => ("threads of one process", "on the CPU"),
+        (None, _, true) => ("threads of one process", "on one GPU"),
+        (Some(_), false, false) => ("processes over TCP", "on CPUs"),
+        (Some(_), false, true) => ("processes over TCP and NCCL", "each on a GPU of its own"),
+        (Some(_), true, false) => ("processes of MPI", "on CPUs"),
+        (Some(_), true, true) => ("processes of MPI, with NCCL", "each on a GPU of its own"),
+    };
+    format!("{number} as {how}, {place}")
+}
+
+/// Ranks of a plan, if it can be read.
+fn ranks(plan: &Path) -> Option<u64> {
+    let plan = Plan::read(&Source::open(plan).ok()?).ok()?;
+    Some(plan.inputs.gpus)
+}
 
 /// Checks that the number of processes is the plan's number of ranks, before anything is built.
 fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
@@ -101,11 +117,35 @@ fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure>
     Ok((0..processes).map(command).collect())
 }
 
+/// Builds the trainer, and says so; cargo reports its progress itself.
+fn built(args: &LaunchArgs, manifest: &Path) -> Result<PathBuf, Failure> {
+    let features: &[&str] = match (args.mpi, args.gpu) {
+        (true, true) => &["--features", "mpi,cuda"],
+        (true, false) => &["--features", "mpi"],
+        (false, true) => &["--features", "cuda"],
+        (false, false) => &[],
+    };
+    say(&format!("building the trainer in {}", args.trainer.display()));
+    let begun = Instant::now();
+    // The lock file pins the tested versions. Only crates that this machine lacks are fetched.
+    let offline = [&["--offline"], features].concat();
+    let built = match build(manifest, &offline)? {
+        Some(built) => Some(built),
+        None => {
+            say("it does not build without the network; building with it");
+            build(manifest, features)?
+        }
+    };
+    let trainer = built.ok_or_else(|| not_built(args.mpi))?;
+    say(&format!("built in {:.1} s", begun.elapsed().as_secs_f64()));
+    Ok(trainer)
+}
+
 /// The program that cargo built; `None` where the build failed.
 fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]);
+    command.args(["build", "--release", "--message-format=json-render-diagnostics"]);
     command.arg("--manifest-path").arg(manifest).args(more).stdout(Stdio::piped());
     let rust = "install Rust (https://rustup.rs), or put cargo on the PATH";
     let output = start(&mut command, "cargo", rust)?.wait_with_output();

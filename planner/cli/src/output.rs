@@ -25,6 +25,14 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Says a line on standard error, with hidden characters escaped. It does not matter if nobody
+/// reads it.
+pub fn say(line: &str) {
+    let line = format!("{}\n", shown_lines(line));
+    // In one write: other processes write to the terminal too.
+    let _nobody_reads = io::stderr().write_all(line.as_bytes());
+}
+
 /// Prints JSON, with hidden characters escaped.
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     print(&(escaped(&serde_json::to_string_pretty(value)?) + "\n"))

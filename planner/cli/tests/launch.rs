@@ -1,6 +1,6 @@
 //! `plan launch` passes each signal on to the trainer's processes once, and they end with it,
-//! however it ends. A script stands in for the program that cargo builds; it records what it was
-//! told and how it ended.
+//! however it ends. It says what it builds and what it starts. A script stands in for the program
+//! that cargo builds; it records what it was told and how it ended.
 
 #![cfg(unix)]
 
@@ -9,7 +9,7 @@ mod cli_common;
 use cli_common::{plan, scratch};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
@@ -156,4 +156,67 @@ fn ranks_meet_on_this_machine_with_a_token_of_this_run() {
         tokens[0].clone()
     });
     assert_ne!(tokens[0], tokens[1]);
+}
+
+/// Stands in for cargo: reports progress on standard error, and can build only with the network.
+const CARGO: &str = r#"#!/bin/sh
+echo "$@" >>"$(dirname "$0")/cargo.flags"
+case "$*" in *--offline*) echo 'error: no matching package' >&2; exit 101; esac
+echo '   Compiling trainer v0.1.0' >&2
+"#;
+
+/// Launches a trainer that ends at once; gives standard output and the lines of standard error.
+fn said(folder: &Path, flags: &[&str]) -> (String, Vec<String>) {
+    script(&folder.join("trainer"), "#!/bin/sh\necho trained\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plan"));
+    command.arg("launch").arg(folder).args(flags).env("CARGO", folder.join("cargo"));
+    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
+    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(status.success(), "{err}");
+    (out, err.lines().map(str::to_owned).collect())
+}
+
+/// A folder whose trainer is built by [`CARGO`].
+fn built_with_network() -> PathBuf {
+    let folder = trainer();
+    let path = folder.join("cargo");
+    let message = std::fs::read_to_string(&path).unwrap();
+    script(&path, &message.replacen("#!/bin/sh\n", CARGO, 1));
+    folder
+}
+
+#[test]
+fn a_launch_says_what_it_builds_and_what_it_starts() {
+    let folder = built_with_network();
+    let (out, said) = said(&folder, &[]);
+    assert_eq!(out, "trained\n");
+    assert_eq!(said[0], format!("building the trainer in {}", folder.display()));
+    assert_eq!(said[1], "error: no matching package");
+    assert_eq!(said[2], "it does not build without the network; building with it");
+    assert_eq!(said[3], "   Compiling trainer v0.1.0");
+    let took = said[4].strip_prefix("built in ").and_then(|took| took.strip_suffix(" s"));
+    assert!(took.unwrap().parse::<f64>().unwrap() < PATIENCE.as_secs_f64(), "{said:?}");
+    assert_eq!(said[5..], ["starting 4 ranks as threads of one process, on the CPU"]);
+    let flags = std::fs::read_to_string(folder.join("cargo.flags")).unwrap();
+    assert!(!flags.contains("quiet"), "cargo would show no progress: {flags}");
+}
+
+#[test]
+fn a_launch_says_how_ranks_are_started() {
+    let folder = trainer();
+    let (out, over_tcp) = said(&folder, &["-n", "4"]);
+    assert_eq!(out, "trained\n".repeat(RANKS));
+    assert_eq!(over_tcp.last().unwrap(), "starting 4 ranks as processes over TCP, on CPUs");
+    let (_, on_a_gpu) = said(&folder, &["--gpu"]);
+    assert_eq!(on_a_gpu.last().unwrap(), "starting 4 ranks as threads of one process, on one GPU");
+    let (_, on_gpus) = said(&folder, &["-n", "4", "--gpu"]);
+    let expected = "starting 4 ranks as processes over TCP and NCCL, each on a GPU of its own";
+    assert_eq!(on_gpus.last().unwrap(), expected);
+    // A trainer needs no plan beside it.
+    std::fs::remove_file(folder.join("plan.yaml")).unwrap();
+    let (_, without_plan) = said(&folder, &[]);
+    assert_eq!(
+        without_plan.last().unwrap(),
+        "starting ranks as threads of one process, on the CPU"
+    );
 }

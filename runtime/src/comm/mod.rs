@@ -21,6 +21,7 @@ mod call;
 mod combine;
 mod error;
 mod host_name;
+mod in_flight;
 mod liveness;
 mod local;
 #[cfg(feature = "mpi")]
@@ -37,6 +38,7 @@ pub mod wire;
 pub use call::{Call, Kind, Op, Tag};
 pub use error::{CommError, Peer};
 pub(crate) use host_name::host_name;
+pub(crate) use in_flight::InFlight;
 pub use local::{LocalComm, run_ranks, world};
 pub use nccl::{NcclBuffer, NcclComm};
 pub use options::{Delays, Options};
@@ -58,7 +60,7 @@ pub trait Communicator: Send + Sync {
     /// Name of the group in reports and errors, for example `tp`.
     fn group(&self) -> &str;
 
-    /// This rank's traffic so far, over all its groups.
+    /// This rank's counters, over all its groups.
     fn stats(&self) -> &Stats;
 
     /// Whether it transfers device memory as it is; otherwise it is given copies on the host.

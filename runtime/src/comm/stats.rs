@@ -1,9 +1,10 @@
-//! Traffic of a rank, by group and call.
+//! What a rank sends, by group and call, and how long its calls take, by group.
 
 use super::call::Call;
 use super::call::Kind;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Number of calls and bytes of one kind of call in one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,10 +18,12 @@ pub struct Counted {
 /// By group and name of the call.
 pub type Traffic = BTreeMap<(String, &'static str), Counted>;
 
-/// Traffic counters of one rank, shared by all its groups.
+/// Counters of one rank, shared by all its groups.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     traffic: Arc<Mutex<Traffic>>,
+    /// Time in calls, by group.
+    waited: Arc<Mutex<BTreeMap<String, Duration>>>,
 }
 
 impl Stats {
@@ -42,6 +45,26 @@ impl Stats {
             counted.calls += more.calls;
             counted.bytes += more.bytes;
         }
+    }
+
+    /// Runs part of a call of a group, and counts its time.
+    pub(crate) fn timed<R>(&self, group: &str, part: impl FnOnce() -> R) -> R {
+        let begin = Instant::now();
+        let done = part();
+        let took = begin.elapsed();
+        let mut waited = self.waited.lock().unwrap_or_else(PoisonError::into_inner);
+        match waited.get_mut(group) {
+            Some(sum) => *sum += took,
+            None => drop(waited.insert(group.to_owned(), took)),
+        }
+        done
+    }
+
+    /// Seconds so far in calls of these groups: starting them, waiting, and combining what came. On
+    /// a GPU the host waits for hardly any call, so that this is not the time they take.
+    pub fn waited_s(&self, groups: &[&str]) -> f64 {
+        let waited = self.waited.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.iter().filter_map(|&group| waited.get(group)).map(Duration::as_secs_f64).sum()
     }
 
     /// The traffic so far.

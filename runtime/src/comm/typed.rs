@@ -3,14 +3,14 @@
 //! `start_*` return at once; the others are `start` and `wait`. A buffer is passed by value and
 //! comes back from the wait; blocking forms that borrow it copy it.
 
-use super::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
+use super::{Call, CommError, Communicator, Element, InFlight, Kind, Op, Tag};
 use std::marker::PhantomData;
 use std::panic::Location;
 
 /// A call in flight that returns a vector of `T`.
 #[must_use = "a call that nobody waits for may never finish"]
 pub struct Request<T> {
-    pending: Box<dyn Pending>,
+    in_flight: InFlight,
     call: Call,
     element: PhantomData<fn() -> T>,
 }
@@ -21,7 +21,7 @@ impl<T: Element> Request<T> {
     /// # Errors
     /// Another rank's call does not match, a rank is lost, or the time limit has passed.
     pub fn wait(self) -> Result<Vec<T>, CommError> {
-        let payload = self.pending.wait()?;
+        let payload = self.in_flight.wait()?;
         T::unwrap(payload).ok_or_else(|| invalid(&self.call, "came back with another type"))
     }
 }
@@ -41,8 +41,8 @@ impl dyn Communicator + '_ {
         data: Vec<T>,
     ) -> Result<Request<T>, CommError> {
         let call = Call { kind, dtype: T::DTYPE, count, site: Location::caller() };
-        let pending = self.start(call.clone(), T::wrap(data))?;
-        Ok(Request { pending, call, element: PhantomData })
+        let in_flight = InFlight::start(self, call.clone(), T::wrap(data))?;
+        Ok(Request { in_flight, call, element: PhantomData })
     }
 
     /// Length of one of `size` equal pieces of `data`.

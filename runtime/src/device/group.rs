@@ -1,7 +1,7 @@
 //! A communicator for device memory: the same calls as [`Communicator`]'s, on memory of a device.
 
 use super::{Device, Space};
-use crate::comm::{Call, CommError, Communicator, Element, Kind, Op, Pending, Tag};
+use crate::comm::{Call, CommError, Communicator, Element, InFlight, Kind, Op, Tag};
 use std::marker::PhantomData;
 use std::panic::Location;
 
@@ -14,7 +14,7 @@ pub struct DeviceGroup<'a, D> {
 /// A call in flight that returns device memory. Its input cannot be touched until then.
 #[must_use = "a call that nobody waits for may never finish"]
 pub struct DeviceRequest<D, E> {
-    pending: Box<dyn Pending>,
+    in_flight: InFlight,
     call: Call,
     element: PhantomData<fn() -> (D, E)>,
 }
@@ -26,7 +26,7 @@ impl<D: Space, E: Element> DeviceRequest<D, E> {
     /// # Errors
     /// Those of [`crate::comm::Request::wait`].
     pub fn wait(self, device: &D) -> Result<D::Memory<E>, CommError> {
-        let payload = self.pending.wait()?;
+        let payload = self.in_flight.wait()?;
         let wrong = || CommError::Invalid {
             call: self.call.to_string(),
             reason: "came back with another type".to_owned(),
@@ -52,8 +52,8 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
     ) -> Result<DeviceRequest<D, E>, CommError> {
         let call = Call { kind, dtype: E::DTYPE, count, site: Location::caller() };
         let payload = self.device.wrap(memory, self.comm)?;
-        let pending = self.comm.start(call.clone(), payload)?;
-        Ok(DeviceRequest { pending, call, element: PhantomData })
+        let in_flight = InFlight::start(self.comm, call.clone(), payload)?;
+        Ok(DeviceRequest { in_flight, call, element: PhantomData })
     }
 
     /// Starts sending to a rank.

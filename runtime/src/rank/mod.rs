@@ -22,11 +22,14 @@ use crate::state::params::{Init, Inventory, Store, WeightStore};
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
 use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, Reduction, ReductionSpan};
+use crate::step_time::StepTime;
 use batches::{StepInputs, positions, rope_table};
 use kernels::Real;
 use state::{PendingUpdate, TrainingState, draw_normal};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 use sums::{mean, root};
 
 /// Result of a step's gradients, the same on all ranks.
@@ -60,6 +63,8 @@ struct Fixed<'a, D: Space> {
     positions: TokenIds<D>,
     rope: Rc<WideBuffer<D>>,
     pools: Pools<D>,
+    /// Time of optimizer updates so far.
+    updated: Cell<Duration>,
 }
 
 /// One rank of a run.
@@ -122,6 +127,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 rope,
                 pools,
                 device,
+                updated: Cell::default(),
             },
         })
     }
@@ -161,6 +167,21 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Memory use of the device, if it is counted.
     pub fn memory_use(&self) -> Option<MemoryUse> {
         self.fixed.device.memory_use()
+    }
+
+    /// Time so far in calls to other ranks and in updates. Computation is in a step's [`Outcome`].
+    pub fn time_spent(&self) -> StepTime {
+        let Fixed { groups, updated, .. } = &self.fixed;
+        let waited_s = |names: &[&str]| groups.world.stats().waited_s(names);
+        // The sum of losses, over all ranks, waits for the last pass of the slowest pipeline rank.
+        let pipeline: &[&str] = if groups.pp.size() > 1 { &["pp", "ends", "world"] } else { &[] };
+        StepTime {
+            tp_s: waited_s(&["tp"]),
+            pp_s: waited_s(pipeline),
+            dp_s: waited_s(&["dp"]),
+            optimizer_s: updated.get().as_secs_f64(),
+            ..StepTime::default()
+        }
     }
 
     /// Replays steps as a CUDA graph if device, ranks and spec allow it and `refused` gives no

@@ -10,6 +10,7 @@ use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
 use kernels::adamw::AdamW;
 use kernels::random::{GlobalIndices, Stream};
+use std::time::Instant;
 
 /// AdamW's settings, and clipping.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,7 +79,14 @@ impl<D: Device> Fixed<'_, D> {
             let g = gradients.get(held.part);
             Parameter { w, g, m, v, decay: optimizer.decay_of(held) }
         };
-        self.device.adamw(adamw, state.map(update).collect());
+        self.updating(|| self.device.adamw(adamw, state.map(update).collect()));
+    }
+
+    /// Runs an update, and counts its time.
+    fn updating(&self, update: impl FnOnce()) {
+        let begin = Instant::now();
+        update();
+        self.updated.set(self.updated.get() + begin.elapsed());
     }
 }
 
@@ -155,7 +163,7 @@ impl<D: Device> TrainingState<D> {
             Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) }
         };
         let proposals = fixed.inventory.all().iter().zip(weights).map(proposal).collect();
-        fixed.device.adamw_proposal(adamw, proposals);
+        fixed.updating(|| fixed.device.adamw_proposal(adamw, proposals));
     }
 }
 

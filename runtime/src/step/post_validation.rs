@@ -71,7 +71,7 @@ mod tests {
             layout: schedule.layout,
             vocab: None,
             post_validation: true,
-            passes: schedule.passes,
+            passes: schedule.passes.into(),
             seq_len: 8,
             hidden: 8,
             vocab_size: 8,
@@ -80,7 +80,7 @@ mod tests {
             dropout: 0.0,
             tied_table: None,
             training_flops: 0.0,
-            planned_memory_bytes: 0,
+            prediction: None,
             identity: String::new(),
         }
     }

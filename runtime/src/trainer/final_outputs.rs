@@ -1,36 +1,32 @@
-//! What a run writes after its last step: weights, rank report, trace, and a line about memory.
+//! What a run writes after its last step: weights, rank report, trace, and a line that names them.
 
-use super::metrics::PeakMemory;
 use super::outputs::NewFile;
 use super::run::{Failure, TrainingRun};
 use crate::comm::{CommError, Communicator, Traffic};
 use crate::device::Device;
 use crate::error::Error;
+use crate::launch::interrupt::say;
 use crate::report::{DeviceMemory, ProcessMemory, RankReport, Resident};
 use crate::scalar::Scalar;
 use crate::state::checkpoint::{self, Tensors};
-use indicatif::HumanBytes;
 
 impl<D: Device> TrainingRun<'_, '_, D> {
-    /// Prints peak memory beside the planned figure.
-    pub(super) fn say_memory(&self) {
-        let PeakMemory { peak_tensor_bytes, peak_resident_bytes, .. } = self.memory;
-        if self.rank.groups().world.rank() > 0 || peak_resident_bytes == 0 {
-            return;
+    /// Prints which files were written.
+    pub(super) fn say_written(&self) {
+        let flags = self.job.flags;
+        let files = [
+            ("metrics", &flags.metrics),
+            ("dump-gradients", &flags.dump_gradients),
+            ("dump-weights", &flags.dump_weights),
+            ("rank-report", &flags.rank_report),
+            ("trace", &flags.trace),
+        ];
+        let written = files.iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        let written = written.map(|(flag, path)| format!("{} (--{flag})", path.display()));
+        let written: Vec<String> = written.collect();
+        if self.progress.is_some() && !written.is_empty() {
+            say(&format!("wrote     {}", written.join(", ")));
         }
-        let planned = match self.job.spec.planned_memory_bytes {
-            0 => String::new(),
-            bytes => format!(" of {} planned", HumanBytes(bytes)),
-        };
-        let ranks = match self.job.ranks_in_process {
-            1 => "1 rank".to_owned(),
-            ranks => format!("{ranks} ranks"),
-        };
-        let (tensors, host) = (HumanBytes(peak_tensor_bytes), HumanBytes(peak_resident_bytes));
-        eprintln!(
-            "memory: at most {tensors}{planned} in tensors of a rank; at most {host} resident on the \
-             host in a process of {ranks}"
-        );
     }
 
     /// Writes the weights if asked for.
@@ -87,7 +83,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let steps = self.rank.completed_steps();
         let mut report =
             RankReport::new(groups, inventory, bytes, &outcome, steps, process_memory, traffic);
-        let planned_bytes = self.job.spec.planned_memory_bytes;
+        let planned_bytes = self.job.spec.planned_memory_bytes();
         report.device_memory =
             self.rank.memory_use().map(|seen| DeviceMemory { planned_bytes, seen });
         report.cuda_graphs = self.job.flags.gpu.map(|_| self.rank.replays());

@@ -32,7 +32,7 @@ pub(super) fn open_gpu(
     }
     let number = launcher::gpu_of(asked, place, |name| std::env::var(name).ok())?;
     let gpu = cuda::Gpu::open(number).map_err(|error| wrong(why_no_gpu(&error, place)))?;
-    reserve(&gpu, spec.planned_memory_bytes, ranks)?;
+    reserve(&gpu, spec.planned_memory_bytes(), ranks)?;
     Ok(Some(gpu))
 }
 

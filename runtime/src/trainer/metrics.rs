@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::rank::StepResult;
 use crate::report::Resident;
+use crate::step_time::StepTime;
 use serde::Serialize;
 
 /// One line of the metrics.
@@ -19,6 +20,14 @@ struct Metrics {
     lr: f64,
     tokens_per_s: f64,
     model_flops_per_s: f64,
+    /// The step, as the mean over ranks.
+    step_s: f64,
+    /// Its parts; absent where they are not measured.
+    #[serde(flatten)]
+    parts: Option<StepTime>,
+    /// The step as planned; absent if the plan does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted_step_s: Option<f64>,
     /// Largest tensor memory of a rank so far: weights, gradients, moments, and activations kept
     /// for backward passes. It is what a plan counts, without the plan's reserves.
     peak_tensor_bytes: u64,
@@ -39,11 +48,12 @@ pub(super) struct PeakMemory {
     pub(super) peak_resident_bytes: u64,
 }
 
-/// A step's metrics apart from its result, with an all-reduce in flight.
+/// A step's metrics apart from its result, with two all-reduces in flight.
 pub(super) struct PendingMetrics {
     pub(super) step: u64,
     pub(super) lr: f64,
-    pub(super) seconds: f64,
+    /// Sums over all ranks of the parts of the step.
+    pub(super) time: Request<f64>,
     /// The maxima over all ranks, in the order of [`TrainingRun::start_metrics`].
     pub(super) most: Request<i64>,
 }
@@ -53,7 +63,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         &self,
         step: u64,
         lr: f64,
-        seconds: f64,
+        time: StepTime,
         unread: bool,
     ) -> Result<PendingMetrics, Error> {
         let (world, asked) = (&self.rank.groups().world, self.job.interrupt.is_asked());
@@ -63,7 +73,10 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let unread = if unread { world.rank() as u64 + 1 } else { 0 };
         let most = [tensor_bytes, now_bytes, peak_bytes, asked.into(), unread];
         let most = most.map(|number| number as i64).to_vec();
-        Ok(PendingMetrics { step, lr, seconds, most: world.start_all_reduce(most, Op::Max)? })
+        let parts = time.parts().map(|(_, part_s)| part_s).to_vec();
+        let (time, most) =
+            (world.start_all_reduce(parts, Op::Sum)?, world.start_all_reduce(most, Op::Max)?);
+        Ok(PendingMetrics { step, lr, time, most })
     }
 
     /// Writes a step's metrics. Here all ranks agree whether any was asked to end, and whether all
@@ -74,13 +87,14 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         result: &StepResult,
         next: Result<(), Error>,
     ) -> Result<Continuation, Failure> {
-        let PendingMetrics { step, lr, seconds, most } = metrics;
-        let most = most.wait()?;
+        let PendingMetrics { step, lr, time, most } = metrics;
+        let time = self.mean_over_ranks(&time.wait()?);
+        let (step_s, most) = (time.total_s(), most.wait()?);
         let [peak_tensor_bytes, resident_bytes, peak_resident_bytes, asked, unread] =
             [0, 1, 2, 3, 4].map(|n| most.get(n).map_or(0, |&most| most as u64));
         self.memory = PeakMemory { peak_tensor_bytes, peak_resident_bytes };
         let spec = self.job.spec;
-        let tokens = (spec.global_batch() * spec.seq_len) as f64;
+        let predicted = spec.prediction.and_then(|prediction| prediction.step);
         let metrics = Metrics {
             step,
             loss: result.loss,
@@ -88,16 +102,20 @@ impl<D: Device> TrainingRun<'_, '_, D> {
             total_loss: result.loss,
             grad_norm: result.norm,
             lr,
-            tokens_per_s: tokens / seconds,
-            model_flops_per_s: spec.training_flops / seconds,
+            tokens_per_s: spec.tokens() as f64 / step_s,
+            model_flops_per_s: spec.training_flops / step_s,
+            step_s,
+            parts: self.job.measures_parts().then_some(time),
+            predicted_step_s: predicted.map(|predicted| predicted.total_s()),
             peak_tensor_bytes,
-            planned_memory_bytes: spec.planned_memory_bytes,
+            planned_memory_bytes: spec.planned_memory_bytes(),
             resident_bytes,
             peak_resident_bytes,
             ranks_in_process: self.job.ranks_in_process,
         };
-        self.bar.set_message(format!("loss {:.4}", metrics.loss));
-        self.bar.inc(1);
+        if let Some(progress) = &mut self.progress {
+            progress.step(metrics.loss, &time);
+        }
         if let Some(output) = &mut self.outputs.metrics {
             output.line(&serde_json::to_string(&metrics).unwrap_or_default());
         }
@@ -106,5 +124,11 @@ impl<D: Device> TrainingRun<'_, '_, D> {
             return Err(Failure { error: next.err().unwrap_or(elsewhere), together: true });
         }
         Ok(if asked > 0 { Continuation::Stop } else { Continuation::Continue })
+    }
+
+    /// The mean over ranks, from the sums of the parts of a step.
+    fn mean_over_ranks(&self, sums: &[f64]) -> StepTime {
+        let ranks = self.rank.groups().world.size() as f64;
+        StepTime::from_parts(std::array::from_fn(|n| sums.get(n).map_or(0.0, |sum| sum / ranks)))
     }
 }

@@ -8,7 +8,9 @@ pub mod lr_schedule;
 mod metrics;
 mod outputs;
 mod processes;
+mod progress;
 mod run;
+mod step_clock;
 
 pub use flags::Flags;
 
@@ -17,6 +19,7 @@ use crate::device::{Device, Gpu, Host};
 use crate::error::Error;
 use crate::launch::interrupt::{INTERRUPTED, Interrupt};
 use crate::launch::launcher;
+use crate::passes::check_passes;
 use crate::rank::Rank;
 use crate::spec::TrainerSpec;
 use crate::stages::Stages;
@@ -50,7 +53,10 @@ pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
 /// The exit code: 2 if the user must act, 130 if the user interrupted.
 fn exit_code(error: &Error) -> u8 {
     match error {
-        Error::File { .. } | Error::Flag { .. } | Error::World { .. } => 2,
+        Error::File { .. }
+        | Error::Flag { .. }
+        | Error::World { .. }
+        | Error::Passes { .. } => 2,
         Error::Interrupted { .. } | Error::NotStarted => INTERRUPTED,
         _ => 1,
     }
@@ -68,6 +74,7 @@ fn start<T: TrainedDtype<S>, S: Sync>(stages: &S, flags: &Flags) -> Result<(), E
         None => train::<T, S>(stages, flags, &interrupt),
         Some(place) => {
             let (spec, interrupt) = (&T::spec(stages), &interrupt);
+            check_passes(spec)?;
             let job = Job { stages, spec, flags, interrupt, ranks_in_process: 1 };
             processes::train::<T, S>(job, &place)
         }
@@ -85,6 +92,7 @@ pub fn train<T: TrainedDtype<S>, S: Sync>(
 ) -> Result<(), Error> {
     flags.check()?;
     let spec = &T::spec(stages);
+    check_passes(spec)?;
     let size = spec.world_size();
     let (threads, gpu) = (threads(flags), open_gpu(spec, flags, T::ON_GPU, None, size)?);
     let job = Job { stages, spec, flags, interrupt, ranks_in_process: size };
@@ -143,6 +151,14 @@ struct Run<'a> {
     interrupt: &'a Interrupt,
     /// Ranks that are threads of this process.
     ranks_in_process: usize,
+}
+
+impl Run<'_> {
+    /// Whether parts of a step are measured. On a GPU the host waits for neither kernels nor
+    /// transfers, so that its clock does not see them.
+    fn measures_parts(&self) -> bool {
+        self.flags.gpu.is_none()
+    }
 }
 
 impl<S> Clone for Job<'_, S> {

@@ -4,6 +4,8 @@ use super::final_outputs::write_tensors;
 use super::lr_schedule::LrSchedule;
 use super::metrics::{PeakMemory, PendingMetrics};
 use super::outputs::Outputs;
+use super::progress::Progress;
+use super::step_clock::StepClock;
 use super::{Flags, Run};
 use crate::comm::{Traffic, since};
 use crate::data::{self, Samples};
@@ -13,8 +15,6 @@ use crate::rank::{Rank, StepResult};
 use crate::report::Trace;
 use crate::spec::TrainerSpec;
 use crate::state::checkpoint::Checkpoint;
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::time::Instant;
 
 /// The run of one rank, as it goes through the steps.
@@ -24,7 +24,8 @@ pub(super) struct TrainingRun<'a, 'p, D: Space> {
     pub(super) samples: Box<dyn Samples>,
     pub(super) lr: LrSchedule,
     pub(super) outputs: Outputs,
-    pub(super) bar: ProgressBar,
+    /// On rank 0.
+    pub(super) progress: Option<Progress>,
     pub(super) trace: Option<Trace>,
     /// Traffic before the first step.
     pub(super) before: Traffic,
@@ -84,7 +85,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
             samples,
             lr,
             outputs,
-            bar: progress_bar(number == 0, flags.steps),
+            progress: (number == 0).then(|| Progress::new(spec, flags.steps)),
             trace,
             before,
             last: None,
@@ -96,12 +97,14 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
 
     pub(super) fn train(mut self) -> Result<(), Failure> {
         let interrupted = self.steps().inspect_err(|failure| self.save_weights(failure))?;
-        self.bar.finish();
-        self.say_memory();
+        if let Some(progress) = &self.progress {
+            progress.finish(&self.job, self.memory);
+        }
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
         // All three, even if one fails: other ranks take part in each.
         let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
         written.into_iter().collect::<Result<(), Error>>()?;
+        self.say_written();
         match interrupted {
             Some(error) => Err(Failure { error, together: true }),
             None => Ok(()),
@@ -131,13 +134,15 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
 
     /// Runs a step.
     fn step(&mut self, step: u64) -> Result<Continuation, Failure> {
-        let begin = Instant::now();
+        let clock = StepClock::start(self.rank);
         let result = self.rank.gradients(&*self.samples, step, None)?;
+        let mut time = clock.parts(self.rank, Some(&result.outcome));
         finite(step, "loss", result.loss)?;
         finite(step, "gradient norm", result.norm)?;
         self.dump_gradients(step)?;
         let (lr, updating) = (self.lr.at(step), Instant::now());
         self.rank.update(&self.job.flags.optimizer(), lr, result.norm);
+        time.optimizer_s = updating.elapsed().as_secs_f64();
         self.peak_bytes = self.peak_bytes.max(result.outcome.peak_bytes);
         if let Some(trace) = &mut self.trace {
             trace.passes(&result.outcome.ran);
@@ -145,8 +150,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
             trace.phase("update", updating, Instant::now());
         }
         let next = self.read_ahead(step + 1);
-        let seconds = begin.elapsed().as_secs_f64();
-        let metrics = self.start_metrics(step, lr, seconds, next.is_err())?;
+        let metrics = self.start_metrics(step, lr, clock.end(time), next.is_err())?;
         let continuation = self.write_metrics(metrics, &result, next)?;
         self.last = Some(result);
         Ok(continuation)
@@ -162,17 +166,17 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
 
     /// Runs a step without waiting for its norm, and reports the previous step.
     fn step_ahead(&mut self, step: u64) -> Result<Continuation, Failure> {
-        let (begin, lr) = (Instant::now(), self.lr.at(step));
+        let (clock, lr) = (StepClock::start(self.rank), self.lr.at(step));
         let optimizer = self.job.flags.optimizer();
         let before = self.rank.step_ahead(&*self.samples, step, &optimizer, lr)?;
+        let time = clock.parts(self.rank, self.rank.pending_outcome());
         let continuation =
             before.map_or(Ok(Continuation::Continue), |before| self.settled(before))?;
         self.dump_gradients(step)?;
         if let Some(outcome) = self.rank.pending_outcome() {
             self.peak_bytes = self.peak_bytes.max(outcome.peak_bytes);
         }
-        let seconds = begin.elapsed().as_secs_f64();
-        self.pending_metrics = Some(self.start_metrics(step, lr, seconds, false)?);
+        self.pending_metrics = Some(self.start_metrics(step, lr, clock.end(time), false)?);
         Ok(continuation)
     }
 
@@ -218,13 +222,4 @@ fn enough_samples(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> R
         samples.len()
     );
     Err(Error::Flag { flag: "steps", problem })
-}
-
-/// A progress bar on rank 0, if standard error is a terminal.
-fn progress_bar(first: bool, steps: u64) -> ProgressBar {
-    if !first || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} steps  {msg}  {eta} left");
-    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -179,9 +179,16 @@ pub fn signal(child: &Child, name: &str) {
 }
 
 /// Keys whose values depend on the clock or on how ranks are spread over processes.
-const VARYING: [&str; 6] = [
+const VARYING: [&str; 13] = [
     "tokens_per_s",
     "model_flops_per_s",
+    "step_s",
+    "compute_s",
+    "tp_s",
+    "pp_s",
+    "dp_s",
+    "optimizer_s",
+    "other_s",
     "resident_bytes",
     "peak_resident_bytes",
     "ranks_in_process",

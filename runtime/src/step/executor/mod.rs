@@ -109,6 +109,8 @@ pub struct Outcome {
     pub peak_in_flight: usize,
     /// The passes, in the order run.
     pub ran: Vec<PassTiming>,
+    /// Seconds of the passes without their calls to other ranks.
+    pub computing_s: f64,
 }
 
 /// How a step's passes ran, and the sum of its losses, still on the device.
@@ -284,6 +286,11 @@ impl<D: Device> Executor<'_, D> {
         sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
     }
 
+    /// Seconds so far in calls that passes make.
+    fn waited_s(&self) -> f64 {
+        self.pp.stats().waited_s(&["tp", "pp", "dp"])
+    }
+
     /// Pipeline ranks, for memory of the device.
     fn pp(&self) -> DeviceGroup<'_, D> {
         DeviceGroup::new(self.device, self.pp)
@@ -306,7 +313,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         reducer: &mut Reducer<'_, D>,
         observer: &mut Option<LossObserver<'_, D::Wide>>,
     ) -> Result<(), CommError> {
-        let begin = Instant::now();
+        let (begin, waited_s) = (Instant::now(), self.executor.waited_s());
         self.computing = begin;
         match pass.kind {
             PassKind::F => self.forward(pass, observer)?,
@@ -320,6 +327,8 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         }
         let (computing, end) = (self.computing, Instant::now());
         self.outcome.ran.push(PassTiming { pass, begin, computing, end });
+        let in_calls_s = self.executor.waited_s() - waited_s;
+        self.outcome.computing_s += (end - begin).as_secs_f64() - in_calls_s;
         Ok(())
     }
 

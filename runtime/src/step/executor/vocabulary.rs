@@ -11,16 +11,22 @@ use crate::step::vocab_collectives::VocabCollectives;
 use models::schedule::{Pass, PassKind, VocabPasses};
 use std::time::Instant;
 
-impl<D: Device> StepState<'_, '_, D> {
+impl<'l, D: Device> StepState<'_, 'l, D> {
+    /// Waits for a collective of all pipeline ranks, whose time counts as the pipeline's; `None` if
+    /// the vocabulary is not split over the pipeline.
+    fn collected<R>(&mut self, wait: impl FnOnce(&mut VocabCollectives<'l, D>) -> R) -> Option<R> {
+        let (collectives, pp) = (self.collectives.as_mut()?, self.executor.pp);
+        Some(pp.stats().timed(pp.group(), || wait(collectives)))
+    }
+
     pub(super) fn is_last(&self, stage: usize) -> bool {
         stage + 1 == self.executor.spec.stages
     }
 
     /// Embedding rows of the tokens, `[r, h]`, if all pipeline ranks look them up; else empty.
     pub(super) fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
-        let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
-        let rows = collectives.rows(pass.micro_batch)?;
-        Ok(self.own_rows(pass, rows))
+        let rows = self.collected(|collectives| collectives.rows(pass.micro_batch));
+        rows.map_or(Ok(Buffer::empty()), |rows| Ok(self.own_rows(pass, rows?)))
     }
 
     /// This rank's rows of the stream, `[r, h]`, from all rows of the micro-batch, `[n, h]`.
@@ -62,10 +68,9 @@ impl<D: Device> StepState<'_, '_, D> {
         behind: PassKind,
         pass: Pass,
     ) -> Result<ShardReduced<D>, CommError> {
-        let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
-        let sums = collectives.sums(behind, pass.micro_batch);
+        let sums = self.collected(|collectives| collectives.sums(behind, pass.micro_batch));
         self.computing = Instant::now();
-        sums
+        sums.ok_or_else(|| missing(pass))?
     }
 
     pub(super) fn first_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
@@ -106,11 +111,10 @@ impl<D: Device> StepState<'_, '_, D> {
     /// Gradient of the last stage's output, `[r, h]`, if all pipeline ranks share the output layer;
     /// else empty.
     pub(super) fn output_gradient(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
-        let Some(collectives) = &mut self.collectives else { return Ok(Buffer::empty()) };
         let two = self.executor.spec.vocab == Some(VocabPasses::Two);
         let behind = if two { PassKind::S } else { PassKind::T };
-        let whole = collectives.gradient(behind, pass.micro_batch)?;
-        Ok(self.own_rows(pass, whole))
+        let whole = self.collected(|collectives| collectives.gradient(behind, pass.micro_batch));
+        whole.map_or(Ok(Buffer::empty()), |whole| Ok(self.own_rows(pass, whole?)))
     }
 
     /// Broadcasts the gradient of the embedding rows if all pipeline ranks share the input layer.
@@ -145,8 +149,8 @@ impl<D: Device> StepState<'_, '_, D> {
         pass: Pass,
         gradients: &mut Store<D>,
     ) -> Result<(), CommError> {
-        let collectives = self.collectives.as_mut().ok_or_else(|| missing(pass))?;
-        let dx = collectives.row_gradient(pass.micro_batch)?;
+        let dx = self.collected(|collectives| collectives.row_gradient(pass.micro_batch));
+        let dx = dx.ok_or_else(|| missing(pass))??;
         self.computing = Instant::now();
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         let tokens = &ctx.batch.tokens;
@@ -156,6 +160,9 @@ impl<D: Device> StepState<'_, '_, D> {
 
     /// Waits for all collectives.
     pub(super) fn close_collectives(&mut self) -> Result<(), CommError> {
-        self.collectives.take().map_or(Ok(()), VocabCollectives::close)
+        let (Some(collectives), pp) = (self.collectives.take(), self.executor.pp) else {
+            return Ok(());
+        };
+        pp.stats().timed(pp.group(), || collectives.close())
     }
 }

@@ -1,0 +1,91 @@
+//! The passes of each pipeline rank, as a trainer writes them.
+
+use crate::error::Error;
+use crate::spec::TrainerSpec;
+use models::schedule::{Pass, Schedule, parse_passes};
+use std::ops::Deref;
+use std::panic::Location;
+
+/// A table with a line for each of `PP` pipeline ranks ([`models::schedule::write_passes`] says
+/// how).
+#[derive(Clone, Copy, Debug)]
+pub struct PassTable<const PP: usize> {
+    lines: [&'static str; PP],
+    /// Where in the trainer it stands.
+    at: &'static Location<'static>,
+}
+
+impl<const PP: usize> PassTable<PP> {
+    /// A table that stands where this is called.
+    #[track_caller]
+    pub const fn new(lines: [&'static str; PP]) -> Self {
+        Self { lines, at: Location::caller() }
+    }
+
+    /// The passes. What is wrong with them is reported when the trainer starts.
+    pub fn read(&self) -> Passes {
+        let mut passes = Vec::with_capacity(PP);
+        let mut wrong = None;
+        for (rank, line) in self.lines.iter().enumerate() {
+            let read = parse_passes(line).map_err(|error| format!("pipeline rank {rank}: {error}"));
+            passes.push(read.unwrap_or_else(|problem| {
+                wrong.get_or_insert(problem);
+                Vec::new()
+            }));
+        }
+        Passes { passes, at: Some(self.at), wrong }
+    }
+}
+
+/// For each pipeline rank, its passes in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Passes {
+    passes: Vec<Vec<Pass>>,
+    /// Where in the trainer they stand, if they stand there.
+    at: Option<&'static Location<'static>>,
+    /// Why they cannot be read.
+    wrong: Option<String>,
+}
+
+impl From<Vec<Vec<Pass>>> for Passes {
+    fn from(passes: Vec<Vec<Pass>>) -> Self {
+        Self { passes, at: None, wrong: None }
+    }
+}
+
+impl Deref for Passes {
+    type Target = [Vec<Pass>];
+
+    fn deref(&self) -> &[Vec<Pass>] {
+        &self.passes
+    }
+}
+
+/// Checks a trainer's passes before its first step: in an order that the schedule's check accepts,
+/// no rank waits for ever.
+///
+/// # Errors
+/// The line of the table, and what is wrong.
+pub fn check_passes(spec: &TrainerSpec) -> Result<(), Error> {
+    let wrong = |problem: String| {
+        let at = spec.passes.at.map_or_else(String::new, |at| format!("{}:{}: ", at.file(), at.line()));
+        Err(Error::Passes { at, problem })
+    };
+    if let Some(problem) = &spec.passes.wrong {
+        return wrong(problem.clone());
+    }
+    let ranks = spec.mesh.pp as usize;
+    if spec.passes.len() != ranks {
+        return wrong(format!("{} lines for {ranks} pipeline ranks", spec.passes.len()));
+    }
+    let schedule = Schedule {
+        ranks,
+        chunks: spec.stages * spec.layout.copies() / ranks,
+        micro_batches: spec.micro_batches,
+        layout: spec.layout,
+        vocab: spec.vocab,
+        passes: spec.passes.to_vec(),
+        pairs: vec![Vec::new(); ranks],
+    };
+    schedule.validate().or_else(|error| wrong(error.to_string()))
+}
