@@ -27,6 +27,7 @@ mod device_error;
 mod error;
 mod groups;
 mod launch;
+pub mod layers;
 pub mod ops;
 mod passes;
 mod rank;

@@ -1,0 +1,173 @@
+//! Tensors and numbers of one rank, with their placement in the type.
+
+use super::placement::StreamPlacement;
+use crate::device::{Device, Space};
+use crate::ops::{Context, Residual, Statistics as RowStatistics};
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::SharedBuffer;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+/// A matrix as one rank holds it: `R` rows and `C` columns, placed as `P` says.
+#[must_use]
+pub struct Tensor<D: Space, P, const R: usize, const C: usize> {
+    buffer: SharedBuffer<D>,
+    placement: PhantomData<P>,
+}
+
+impl<D: Space, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
+    /// What arrived as a buffer: from another stage, or from an operation without types.
+    ///
+    /// # Panics
+    /// The buffer does not have `R * C` elements.
+    #[track_caller]
+    pub fn received(buffer: Buffer<D>) -> Self {
+        Self::shared(Rc::new(buffer))
+    }
+
+    #[track_caller]
+    pub(super) fn shared(buffer: SharedBuffer<D>) -> Self {
+        let (len, expected) = (buffer.len(), R * C);
+        assert!(len == expected, "a tensor of {R} x {C} has {expected} elements, not {len}");
+        Self { buffer, placement: PhantomData }
+    }
+
+    /// Another handle of the same memory.
+    pub fn share(&self) -> Self {
+        Self { buffer: self.buffer.clone(), placement: PhantomData }
+    }
+
+    /// Bytes held, shared or not.
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes()
+    }
+
+    /// Its elements, row by row.
+    pub fn buffer(&self) -> &Buffer<D> {
+        &self.buffer
+    }
+
+    pub(super) fn memory(&self) -> &SharedBuffer<D> {
+        &self.buffer
+    }
+}
+
+impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
+    /// Its buffer; a copy if others share it.
+    pub fn into_buffer(self, ctx: &Context<'_, D>) -> Buffer<D> {
+        ctx.own(self.buffer)
+    }
+
+    /// Works in place, on a copy if others share it.
+    pub(super) fn changed(self, ctx: &Context<'_, D>, work: impl FnOnce(&mut Buffer<D>)) -> Self {
+        let mut buffer = self.into_buffer(ctx);
+        work(&mut buffer);
+        Self::received(buffer)
+    }
+}
+
+/// A number for each of `R` tokens, placed as `P` says.
+#[must_use]
+pub struct Numbers<D: Space, P, const R: usize> {
+    buffer: Rc<WideBuffer<D>>,
+    placement: PhantomData<P>,
+}
+
+impl<D: Space, P, const R: usize> Numbers<D, P, R> {
+    #[track_caller]
+    pub(super) fn new(buffer: WideBuffer<D>) -> Self {
+        let len = buffer.len();
+        assert!(len == R, "there is a number for each of {R} tokens, not {len}");
+        Self { buffer: Rc::new(buffer), placement: PhantomData }
+    }
+
+    /// Another handle of the same memory.
+    pub fn share(&self) -> Self {
+        Self { buffer: self.buffer.clone(), placement: PhantomData }
+    }
+
+    /// Bytes held, shared or not.
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes()
+    }
+
+    pub(super) fn buffer(&self) -> &WideBuffer<D> {
+        &self.buffer
+    }
+}
+
+impl<D: Device, P, const R: usize> Numbers<D, P, R> {
+    pub(super) fn into_buffer(self, ctx: &Context<'_, D>) -> WideBuffer<D> {
+        let copy = |shared: Rc<_>| ctx.pools.wide.copy_of(ctx.device, &shared);
+        Rc::try_unwrap(self.buffer).unwrap_or_else(copy)
+    }
+}
+
+impl<D: Device, const R: usize> Numbers<D, super::Whole, R> {
+    /// The tokens' losses, `[n]`, for [`crate::stages::StageOutput::Losses`].
+    pub fn into_losses(self, ctx: &Context<'_, D>) -> WideBuffer<D> {
+        self.into_buffer(ctx)
+    }
+}
+
+/// Statistics of a norm's rows, for its backward pass.
+#[must_use]
+pub struct Statistics<D: Space>(pub(super) Rc<RowStatistics<D>>);
+
+impl<D: Space> Statistics<D> {
+    /// Another handle of the same memory.
+    pub fn share(&self) -> Self {
+        Self(self.0.clone())
+    }
+
+    /// Bytes held, shared or not.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+/// The log-sum-exp of attention's scores, `[n, heads]`, for its backward pass.
+#[must_use]
+pub struct LogSumExp<D: Space>(pub(super) Rc<WideBuffer<D>>);
+
+impl<D: Space> LogSumExp<D> {
+    /// Another handle of the same memory.
+    pub fn share(&self) -> Self {
+        Self(self.0.clone())
+    }
+
+    /// Bytes held, shared or not.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+/// The residual stream. Its last sum is computed by the norm that follows, on the way.
+#[must_use]
+pub struct Stream<D: Space, P: StreamPlacement, const R: usize, const C: usize> {
+    pub(super) residual: Residual<D>,
+    placement: PhantomData<P>,
+}
+
+impl<D: Space, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P, R, C> {
+    /// The stream is `x`.
+    pub fn begin(x: Tensor<D, P, R, C>) -> Self {
+        Self { residual: Residual::Whole(x.buffer), placement: PhantomData }
+    }
+
+    /// The stream is `x + branch`.
+    pub fn sum(x: &Tensor<D, P, R, C>, branch: Tensor<D, P, R, C>) -> Self {
+        let residual = Residual::Split(x.buffer.clone(), branch.buffer);
+        Self { residual, placement: PhantomData }
+    }
+}
+
+impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P, R, C> {
+    /// The stream as one tensor.
+    pub fn whole(self, ctx: &Context<'_, D>) -> Tensor<D, P, R, C> {
+        match self.residual {
+            Residual::Whole(x) => Tensor::shared(x),
+            sum @ Residual::Split(..) => Tensor::received(sum.whole(ctx)),
+        }
+    }
+}
