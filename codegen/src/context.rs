@@ -1,29 +1,32 @@
 //! Values for the templates: a plan's program as plain data.
 
 use crate::RuntimeSource;
+use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{Dtype, RankOrder};
+use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
-use models::model::{Activation, Gelu, ModelSpec, NormKind, Positions};
+use models::model::{Activation, Gelu, ModelSpec, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
-use models::schedule::{Pass, PassKind, StageLayout};
-use models::shapes::{self, Held};
+use models::schedule::{StageLayout, write_passes};
+use models::shapes;
 use serde_json::{Value, json};
 
-/// Passes on one line of a table.
-const PASSES_A_LINE: usize = 10;
 /// Ranks of a group that the README lists.
 const GROUPS_SHOWN: usize = 8;
 
 /// All values, by the names that the templates use.
-pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSource) -> Value {
-    let d = &plan.decisions;
+pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &RuntimeSource) -> Value {
+    let (d, lowered) = (&plan.decisions, printer.lowered);
+    let (program, sizes) = (&lowered.program, &lowered.sizes);
+    let spec = &program.model;
+    let tokens = (program.global_batch() * program.seq_len()) as f64;
     json!({
         // Free texts; each needs the filter of the place where it stands.
         "text": {
             "tool": plan.tool,
-            "model": program.model.name,
-            "package": package_name(&program.model.name),
+            "model": spec.name,
+            "package": package_name(&spec.name),
             "runtime": match runtime {
                 RuntimeSource::Path(path) => path,
                 RuntimeSource::Git(url) => url,
@@ -37,7 +40,7 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         // Programs of one name may share a target directory, where cargo distinguishes them by
         // version.
         "version": format!("0.1.0+{}", hash.get(..12).unwrap_or(hash)),
-        "model": model(&program.model),
+        "model": model(spec),
         "decisions": d,
         "element": match d.dtype {
             Dtype::F64 => "f64",
@@ -49,26 +52,107 @@ pub fn context(plan: &Plan, program: &Program, hash: &str, runtime: &RuntimeSour
         "global_batch": program.global_batch(),
         "mesh": mesh(&program.mesh),
         "groups": groups(&program.mesh),
-        "sequence_parallel": program.sequence_parallel,
+        "sequence_parallel": sizes.sequence_parallel,
         "micro_batch": program.micro_batch,
         "micro_batches": program.micro_batches,
+        "tokens_a_micro_batch": sizes.tokens,
+        "rows": sizes.rows,
+        "hidden": sizes.hidden,
+        "columns": if sizes.tp > 1 { "Columns<Tp>" } else { "Whole" },
+        "positions": sizes.positions,
+        "deviation": float(sizes.deviation),
+        "stream_deviation": float(sizes.stream_deviation),
+        "activation": activation(spec),
+        "attention": attention(spec),
+        "dropout": spec.dropout > 0.0,
+        "dropout_p": float(spec.dropout),
+        "rope_theta": option(sizes.rotary.then(|| float(spec.numerics.rope_theta))),
+        "tied_table": option(
+            spec.tied_embeddings.then(|| format!("{:?}.to_owned()", lowered.names.embedding()))
+        ),
+        "training_flops": float(training_flops(models::layer::forward_flops(spec, tokens))),
+        "over_pipeline": lowered.shard.is_some(),
         "layout": match program.layout {
             StageLayout::RoundRobin => "RoundRobin",
             StageLayout::V => "V",
             StageLayout::Bidirectional => "Bidirectional",
         },
-        "layer": described(&shapes::layer(&program.model, program.mesh.tp)),
+        "layer": printer.layer(),
+        "modules": modules(printer),
+        "choose": printer.choose(),
+        "last_table": last_takes_table(printer),
         "stages": stages(program),
         "rank_elements": shapes::rank_elements(program),
-        "passes": program.passes.iter().map(|passes| pass_lines(passes)).collect::<Vec<_>>(),
-        "kinds": kinds(program),
+        "passes": program.passes.iter().map(|passes| write_passes(passes)).collect::<Vec<_>>(),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
         "post_validation": program.post_validation,
-        "vocab_shard": match program.vocab {
-            Some(_) => described(&shapes::vocabulary_shard(&program.model, program.mesh.tp * program.mesh.pp)),
-            None => String::new(),
-        },
-        "planned_memory_bytes": program.planned_memory_bytes,
+        "shard": shard(
+            lowered,
+            shapes::vocabulary_shard_rows(spec.vocab, program.mesh.tp * program.mesh.pp),
+            printer.element_bytes,
+        ),
+        "prediction": prediction(plan),
+    })
+}
+
+/// Modules of the program, in the order of their names.
+fn modules(printer: &Printer<'_>) -> Vec<&'static str> {
+    let mut modules: Vec<&str> = printer.kinds().into_iter().map(Kind::module).collect();
+    modules.extend(["layer", "passes", "plan"]);
+    if !printer.has_loss() {
+        modules.push("vocabulary");
+    }
+    modules.sort_unstable();
+    modules
+}
+
+/// The kernel's activation, by its name in the library.
+fn activation(model: &ModelSpec) -> &'static str {
+    let gelu = match model.numerics.gelu {
+        Gelu::Tanh => "GeluTanh",
+        Gelu::Erf => "GeluErf",
+    };
+    match model.mlp.activation {
+        Activation::Relu => "Relu",
+        Activation::SquaredRelu => "SquaredRelu",
+        Activation::Swiglu => "Silu",
+        Activation::Gelu | Activation::Geglu => gelu,
+    }
+}
+
+/// Numbers of attention, with the layer's number where they depend on it.
+fn attention(model: &ModelSpec) -> Value {
+    let attention = &model.attention;
+    let window = attention.window.filter(|window| window.tokens < model.seq_len);
+    let window = match window {
+        None => "None".to_owned(),
+        Some(Window { tokens, full_every: None }) => format!("Some({tokens})"),
+        Some(Window { tokens, full_every: Some(every) }) => {
+            format!("(!(number + 1).is_multiple_of({every})).then_some({tokens})")
+        }
+    };
+    json!({
+        "scale": float(model.numerics.query_pre_attn_scalar.powf(-0.5)),
+        "window": window,
+        "soft_cap": option(attention.soft_cap.map(float)),
+    })
+}
+
+/// What the plan predicts, with the causes that a run can tell apart.
+fn prediction(plan: &Plan) -> Value {
+    let of = &plan.predicted;
+    let b = &of.breakdown;
+    let parts = [
+        ("compute_s", b.compute_s + b.recompute_s),
+        ("tp_s", b.tp_s),
+        ("pp_s", b.pp_s + b.bubble_s),
+        ("dp_s", b.dp_s),
+        ("optimizer_s", b.optimizer_s),
+        ("other_s", b.other_s + b.cp_s + b.ep_s),
+    ];
+    json!({
+        "parts": parts.map(|(name, s)| format!("{name}: {}", float(s))),
+        "peak_memory_bytes": of.peak_memory_bytes,
     })
 }
 
@@ -78,66 +162,23 @@ fn package_name(model: &str) -> String {
     format!("trainer-{}", model.chars().map(plain).collect::<String>().trim_matches('-'))
 }
 
-/// A float in Rust syntax.
-fn float(value: f64) -> String {
-    format!("{value:?}")
-}
-
 fn option(value: Option<String>) -> String {
     value.map_or_else(|| "None".to_owned(), |value| format!("Some({value})"))
 }
 
 fn model(model: &ModelSpec) -> Value {
-    let attention = &model.attention;
     json!({
         "layers": model.layers,
         "hidden": model.hidden,
         "vocab": model.vocab,
         "seq_len": model.seq_len,
-        "global_batch": model.global_batch,
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "qkv_bias": attention.qkv_bias,
-        "out_bias": attention.out_bias,
-        "qk_norm": attention.qk_norm,
-        "soft_cap": option(attention.soft_cap.map(float)),
-        "window": option(attention.window.map(|window| format!(
-            "Window {{\n{indent}    tokens: {},\n{indent}    full_every: {},\n{indent}}}",
-            window.tokens,
-            option(window.full_every.map(|every| every.to_string())),
-            indent = " ".repeat(12)
-        ))),
+        "heads": model.attention.heads,
+        "kv_heads": model.attention.kv_heads,
+        "head_dim": model.attention.head_dim,
         "ffn": model.mlp.ffn,
-        "activation": match model.mlp.activation {
-            Activation::Relu => "Relu",
-            Activation::SquaredRelu => "SquaredRelu",
-            Activation::Gelu => "Gelu",
-            Activation::Swiglu => "Swiglu",
-            Activation::Geglu => "Geglu",
-        },
-        "mlp_bias": model.mlp.bias,
-        "norm": match model.norm.kind {
-            NormKind::LayerNorm => "LayerNorm",
-            NormKind::RmsNorm => "RmsNorm",
-        },
-        "norms_per_layer": model.norm.per_layer,
-        "positions": match model.positions {
-            Positions::Rope => "Positions::Rope".to_owned(),
-            Positions::Learned { max } => format!("Positions::Learned {{ max: {max} }}"),
-        },
-        "tied_embeddings": model.tied_embeddings,
-        "final_soft_cap": option(model.final_soft_cap.map(float)),
-        "dropout": float(model.dropout),
         "norm_eps": float(model.numerics.norm_eps),
-        "norm_unit_offset": model.numerics.norm_unit_offset,
-        "rope_theta": float(model.numerics.rope_theta),
-        "query_pre_attn_scalar": float(model.numerics.query_pre_attn_scalar),
         "embedding_scale": float(model.numerics.embedding_scale),
-        "gelu": match model.numerics.gelu {
-            Gelu::Tanh => "Tanh",
-            Gelu::Erf => "Erf",
-        },
+        "final_soft_cap": option(model.final_soft_cap.map(float)),
     })
 }
 
@@ -169,83 +210,29 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
     axes.into_iter().filter(|(_, _, size)| *size > 1).map(of).collect()
 }
 
-/// The pipeline ranks that hold a stage, in words.
-fn holders_of(program: &Program, stage: usize) -> String {
-    let (layout, ranks) = (program.layout, program.mesh.pp as usize);
-    let first = layout.rank_of(ranks, stage);
-    match layout.copies() {
-        1 => format!("pipeline rank {first}"),
-        _ => format!("pipeline ranks {first} and {}", layout.holder(ranks, stage, 1).0),
-    }
-}
-
 fn stages(program: &Program) -> Vec<Value> {
+    let last = program.stages.len() - 1;
     let stage = |(index, stage): (usize, &models::program::StageProgram)| {
-        let [before, behind] = shapes::ends(program, index);
         json!({
-            "index": index,
-            "pipeline_ranks": holders_of(program, index),
+            "input": index == 0,
             "first_layer": stage.first_layer,
-            "last_layer": stage.layers().end.saturating_sub(1),
-            "empty": stage.recompute.is_empty(),
-            "before": described(&before),
-            "behind": described(&behind),
+            "layers": stage.recompute.len(),
+            "output": index == last,
             "recompute": recompute(&stage.recompute),
         })
     };
     program.stages.iter().enumerate().map(stage).collect()
 }
 
-/// Consecutive layers with the same recomputation, as arguments of `stage`.
+/// Consecutive layers with the same recomputation.
 fn recompute(layers: &[Recompute]) -> Vec<Value> {
+    let name = |what: Recompute| match what {
+        Recompute::None => "Nothing",
+        Recompute::Selective => "Selective",
+        Recompute::Full => "Full",
+    };
     layers
         .chunk_by(|a, b| a == b)
-        .map(|run| json!({ "what": format!("{:?}", run[0]), "layers": run.len() }))
-        .collect()
-}
-
-fn described(tensors: &[Held]) -> String {
-    let one = |tensor: &Held| format!("{} {:?}", tensor.name, tensor.shape);
-    tensors.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
-/// Name of each kind of pass in the table.
-fn short(kind: PassKind) -> &'static str {
-    match kind {
-        PassKind::F => "f",
-        PassKind::B => "b",
-        PassKind::W => "w",
-        PassKind::BW => "bw",
-        PassKind::S => "s",
-        PassKind::S2 => "s2",
-        PassKind::T => "t",
-        PassKind::IF => "i",
-        PassKind::IB => "ib",
-    }
-}
-
-/// The kinds of pass that occur, as functions of the table.
-fn kinds(program: &Program) -> Vec<Value> {
-    let all = [
-        (PassKind::F, "Forward."),
-        (PassKind::B, "Backward with respect to inputs."),
-        (PassKind::W, "Backward with respect to weights."),
-        (PassKind::BW, "Backward."),
-        (PassKind::S, "Output layer: logits, and their maxima and sums."),
-        (PassKind::S2, "Output layer: sums around the common maximum."),
-        (PassKind::T, "Output layer: gradients."),
-        (PassKind::IF, "Input layer: embedding rows that are on this rank."),
-        (PassKind::IB, "Input layer: gradients of those rows."),
-    ];
-    let runs = |kind| program.passes.iter().flatten().any(|pass| pass.kind == kind);
-    let value = |(kind, doc): (PassKind, &str)| json!({ "name": short(kind), "kind": format!("{kind:?}"), "doc": doc });
-    all.into_iter().filter(|&(kind, _)| runs(kind)).map(value).collect()
-}
-
-fn pass_lines(passes: &[Pass]) -> Vec<String> {
-    let one = |pass: &Pass| format!("{}({}, {})", short(pass.kind), pass.micro_batch, pass.chunk);
-    passes
-        .chunks(PASSES_A_LINE)
-        .map(|line| line.iter().map(one).collect::<Vec<_>>().join(", "))
+        .map(|run| json!({ "what": name(run[0]), "layers": run.len() }))
         .collect()
 }

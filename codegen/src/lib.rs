@@ -7,26 +7,37 @@
 mod context;
 pub mod escape;
 pub mod lower;
+mod print;
 
+use crate::lower::lower;
+use crate::print::{Kind, Printer};
 use models::check::{Violation, check};
+use models::decisions::Dtype;
 use models::plan::Plan;
 use models::program::{Program, ProgramError};
+use models::shapes;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tera::{Context, Kwargs, State, Tera};
 use thiserror::Error;
 
-/// A template, and the path of its output.
-const TEMPLATES: [(&str, &str); 8] = [
+/// Templates of files that every trainer has, by the path of their output.
+const TEMPLATES: [(&str, &str); 9] = [
     ("Cargo.toml", include_str!("../templates/Cargo.toml.tera")),
     ("README.md", include_str!("../templates/README.md.tera")),
+    ("rustfmt.toml", include_str!("../templates/rustfmt.toml.tera")),
     ("src/main.rs", include_str!("../templates/main.rs.tera")),
-    ("src/model.rs", include_str!("../templates/model.rs.tera")),
+    ("src/plan.rs", include_str!("../templates/plan.rs.tera")),
+    ("src/layer.rs", include_str!("../templates/layer.rs.tera")),
     ("src/passes.rs", include_str!("../templates/passes.rs.tera")),
-    ("src/stages.rs", include_str!("../templates/stages.rs.tera")),
     ("launch/local.sh", include_str!("../templates/local.sh.tera")),
     ("launch/mpi.sh", include_str!("../templates/mpi.sh.tera")),
 ];
+
+/// The template of a stage's file.
+const STAGE: &str = include_str!("../templates/stage.rs.tera");
+/// The template of a vocabulary that is split over the pipeline.
+const VOCABULARY: &str = include_str!("../templates/vocabulary.rs.tera");
 
 /// Versions with which the trainer's libraries were built and tested, so that it builds offline.
 const LOCK_FILE: &str = include_str!("../../Cargo.lock");
@@ -82,7 +93,13 @@ pub fn render(
     runtime: &RuntimeSource,
 ) -> Result<BTreeMap<&'static str, String>, tera::Error> {
     let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
-    let context = Context::from_serialize(&context::context(plan, program, &hash, runtime))?;
+    let lowered = lower(program);
+    let printer = Printer {
+        lowered: &lowered,
+        element_bytes: element_bytes(plan.decisions.dtype),
+        layer_elements: shapes::elements(&shapes::layer(&program.model, program.mesh.tp)),
+    };
+    let mut context = Context::from_serialize(&context::context(plan, &printer, &hash, runtime))?;
     let mut files = BTreeMap::from([
         ("plan.yaml", text.to_owned()),
         ("Cargo.lock", LOCK_FILE.to_owned()),
@@ -91,10 +108,42 @@ pub fn render(
     let mut tera = Tera::default();
     escaping(&mut tera);
     tera.add_raw_templates(TEMPLATES)?;
+    tera.add_raw_templates([("stage", STAGE), ("vocabulary", VOCABULARY)])?;
     for (path, _) in TEMPLATES {
-        files.insert(path, tera.render(path, &context)?);
+        files.insert(path, finished(path, &tera.render(path, &context)?));
+    }
+    for kind in printer.kinds() {
+        context.insert("stage", &printer.stage(kind));
+        files.insert(path_of(kind), finished("stage.rs", &tera.render("stage", &context)?));
+    }
+    if lowered.shard.is_some() {
+        let path = "src/vocabulary.rs";
+        files.insert(path, finished(path, &tera.render("vocabulary", &context)?));
     }
     Ok(files)
+}
+
+/// Rust files get their imports.
+fn finished(path: &str, text: &str) -> String {
+    if path.ends_with(".rs") { print::with_imports(text) } else { text.to_owned() }
+}
+
+fn path_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::First => "src/first.rs",
+        Kind::Middle => "src/middle.rs",
+        Kind::Last => "src/last.rs",
+        Kind::Only => "src/only.rs",
+    }
+}
+
+/// Bytes of an element of activations.
+fn element_bytes(dtype: Dtype) -> u64 {
+    match dtype {
+        Dtype::F64 => 8,
+        Dtype::Bf16 => 2,
+        _ => 4,
+    }
 }
 
 /// A text escaped for a place in a file.

@@ -68,7 +68,8 @@ impl Deref for Passes {
 /// The line of the table, and what is wrong.
 pub fn check_passes(spec: &TrainerSpec) -> Result<(), Error> {
     let wrong = |problem: String| {
-        let at = spec.passes.at.map_or_else(String::new, |at| format!("{}:{}: ", at.file(), at.line()));
+        let at =
+            spec.passes.at.map_or_else(String::new, |at| format!("{}:{}: ", at.file(), at.line()));
         Err(Error::Passes { at, problem })
     };
     if let Some(problem) = &spec.passes.wrong {

@@ -1,8 +1,8 @@
 //! What a trainer tells the library: how ranks are arranged, which passes they run, and the sizes
 //! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
 
-use crate::step_time::StepTime;
 use crate::passes::Passes;
+use crate::step_time::StepTime;
 use models::mesh::Mesh;
 use models::schedule::{StageLayout, VocabPasses};
 

@@ -6,8 +6,8 @@ mod trainer_runs;
 use clap::Parser;
 use common::{Split, check_trajectory_of, golden, model};
 use direct::Direct;
-use models::program::Program;
 use models::decisions::Vocab;
+use models::program::Program;
 use models::schedule::ScheduleName;
 use runtime::state::checkpoint;
 use runtime::trainer::{Flags, train};
@@ -300,7 +300,8 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     small.model.vocab = 300;
     let mut from_seed = flags("llama_gqa", &[]);
     from_seed.init_from = None;
-    let refused = train::<f32, _>(&Direct::new(&small), &from_seed, &Interrupt::default()).unwrap_err();
+    let refused =
+        train::<f32, _>(&Direct::new(&small), &from_seed, &Interrupt::default()).unwrap_err();
     says(&refused, &["--data", "sample", "valid: 0 to 299"]);
 }
 

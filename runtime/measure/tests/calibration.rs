@@ -1,8 +1,8 @@
 //! The GPU bench without a GPU: its kernels run as C++ on the CPU, at tiny sizes. This shows that
 //! each part runs to its end; only a GPU shows whether the figures are right.
 
-use models::cluster::{CollectiveKind, MeasuredGpu};
 use measure::{BenchPart, GpuBench, Sweep, measure};
+use models::cluster::{CollectiveKind, MeasuredGpu};
 use runtime::kernels::cuda::{Gpu, cpu_emulator::CpuEmulator};
 use runtime::models;
 use std::path::Path;

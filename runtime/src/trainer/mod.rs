@@ -53,10 +53,7 @@ pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
 /// The exit code: 2 if the user must act, 130 if the user interrupted.
 fn exit_code(error: &Error) -> u8 {
     match error {
-        Error::File { .. }
-        | Error::Flag { .. }
-        | Error::World { .. }
-        | Error::Passes { .. } => 2,
+        Error::File { .. } | Error::Flag { .. } | Error::World { .. } | Error::Passes { .. } => 2,
         Error::Interrupted { .. } | Error::NotStarted => INTERRUPTED,
         _ => 1,
     }

@@ -1,0 +1,340 @@
+//! A transformer layer as values for its template.
+
+use super::Printer;
+use super::statement::{Statements, field_type};
+use super::text::{indented, listed, size};
+use crate::lower::{Field, FieldKind, Matrix, Segment, Step, Value, Width};
+use models::model::NormKind;
+use models::program::Recompute;
+use serde_json::{Value as Json, json};
+
+/// Indent of a function's body.
+const BODY: usize = 8;
+/// Indent of the fields of the struct that `declare` returns.
+const FIELDS: usize = 12;
+
+/// The values of `layer.rs.tera`.
+pub fn layer(printer: &Printer<'_>) -> Json {
+    let (lowered, segment) = (printer.lowered, &printer.lowered.layer);
+    let print = Statements::new(lowered, segment, printer.element_bytes);
+    let ways: Vec<Recompute> = segment.restores.keys().copied().collect();
+    let restores = ways != [Recompute::None];
+    json!({
+        "elements": printer.layer_elements,
+        "fields": fields(printer, segment),
+        "ways": ways.len(),
+        "kept": ways.iter().map(|&way| kept(&print, segment, way)).collect::<Vec<_>>(),
+        "values": print.held_fields(&segment.read),
+        "values_size": format!("{} a micro-batch", size(print.held_bytes(&segment.read))),
+        "prefix": lowered.names.layers(),
+        "before_declare": before_declare(printer, segment),
+        "declare": declare(printer, segment),
+        "forward": forward(&print, segment, &ways),
+        "restores": restores,
+        "restore_uses_ctx": segment.restores.values().any(|restore| !restore.steps.is_empty()),
+        "restore": restore(&print, segment, &ways),
+        "backward": backward(&print, segment, restores),
+        "kept_bytes": kept_bytes(&print, segment, &ways),
+        "values_bytes": if ways.len() > 1 && ways.contains(&Recompute::None) {
+            sum_of_bytes(&print, &segment.read, "self.", BODY)
+        } else {
+            Vec::new()
+        },
+    })
+}
+
+/// Declarations of fields, with their shapes in a comment.
+pub fn fields(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
+    let line = |field: &Field| {
+        let (of, note) = field_type(printer.lowered, &field.kind);
+        let line = format!("{}: {of},", field.name);
+        if note.is_empty() { line } else { format!("{line} // {note}") }
+    };
+    segment.fields.iter().map(line).collect()
+}
+
+fn name_of(way: Recompute) -> &'static str {
+    match way {
+        Recompute::None => "Nothing",
+        Recompute::Selective => "Selective",
+        Recompute::Full => "Full",
+    }
+}
+
+fn kept(print: &Statements<'_>, segment: &Segment, way: Recompute) -> Json {
+    let values = segment.kept(way);
+    let doc = match way {
+        Recompute::None => "Nothing is computed again.",
+        Recompute::Selective => "Norms and the activation are computed again.",
+        Recompute::Full => "Everything is computed again, from the layer's input.",
+    };
+    json!({
+        "name": name_of(way),
+        "doc": doc,
+        "size": format!("{} a micro-batch", size(print.held_bytes(values))),
+        "fields": print.held_fields(values),
+    })
+}
+
+fn names(print: &Statements<'_>, values: &[Value]) -> Vec<String> {
+    values.iter().map(|&value| print.name(value).to_owned()).collect()
+}
+
+/// Names of norms and matrices that several fields use.
+fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
+    let mut lines = vec![
+        "let matrix = |tensor: &str| Matrix::named(name(tensor), DEVIATION);".to_owned(),
+        "let to_stream = |tensor: &str| Matrix::named(name(tensor), STREAM_DEVIATION);".to_owned(),
+    ];
+    let fused = segment.fields.iter().find_map(|field| match &field.kind {
+        FieldKind::Column { matrix, block: 0, .. } if matrix.blocks.len() > 1 => Some(matrix),
+        _ => None,
+    });
+    if let Some(matrix) = fused {
+        let sizes = &printer.lowered.sizes;
+        let block = |&width: &Width| {
+            let (rows, ways) = sizes.whole(width);
+            format!("({rows}, {ways})")
+        };
+        let blocks: Vec<String> = matrix.blocks.iter().map(block).collect();
+        let _ = blocks;
+        lines.push("// Declared in the order of the fields: the norm before it comes first.".to_owned());
+    }
+    lines
+}
+
+fn matrix(matrix: &Matrix) -> String {
+    let of = if matrix.adds_to_stream { "to_stream" } else { "matrix" };
+    let mut text = format!("{of}(\"{}\")", matrix.tensor);
+    if matrix.transposed {
+        text += ".transposed()";
+    }
+    if matrix.bias {
+        text += ".with_bias()";
+    }
+    text
+}
+
+/// Values of fields, in the order of their declaration.
+fn declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
+    segment.fields.iter().flat_map(|field| declared(printer, field)).collect()
+}
+
+fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
+    let sizes = &printer.lowered.sizes;
+    let name = field.name;
+    let parallel = sizes.tp > 1;
+    let one = |value: String| vec![format!("{name}: {value},")];
+    match &field.kind {
+        FieldKind::Norm { tensor } => one(norm(printer, &format!("&name(\"{tensor}\")"))),
+        FieldKind::Column { matrix: of, block: 0, .. } if of.blocks.len() > 1 => {
+            let block = |&width: &Width| {
+                let (rows, ways) = sizes.whole(width);
+                format!("({rows}, {ways})")
+            };
+            let blocks: Vec<String> = of.blocks.iter().map(block).collect();
+            let items = [matrix(of), format!("&[{}]", blocks.join(", ")), "HIDDEN".to_owned(), "inventory".to_owned()];
+            let mut lines = listed(FIELDS + 4, "fused = FusedRows::declare(", &items, ");");
+            lines = indented(4, lines);
+            let mut all = vec![format!("{name}: {{")];
+            all.extend(lines);
+            all.push("    fused.part()".to_owned());
+            all.push("},".to_owned());
+            all
+        }
+        FieldKind::Column { matrix: of, .. } if of.blocks.len() > 1 => {
+            one("fused.part()".to_owned())
+        }
+        FieldKind::Column { matrix: of, outputs, .. } => {
+            let (rows, ways) = sizes.whole(*outputs);
+            if parallel && ways < sizes.tp {
+                let items = [matrix(of), rows.to_string(), "inventory".to_owned()];
+                return listed(FIELDS, &format!("{name}: ColumnLinear::declare_copies("), &items, "),");
+            }
+            let of = matrix(of);
+            one(match parallel {
+                true => format!("ColumnLinear::declare({of}, inventory)"),
+                false => format!("Linear::declare({of}, inventory)"),
+            })
+        }
+        FieldKind::Row { matrix: of, .. } => {
+            let of = matrix(of);
+            one(match parallel {
+                true => format!("RowLinear::declare({of}, inventory)"),
+                false => format!("Linear::declare({of}, inventory)"),
+            })
+        }
+        FieldKind::RowBias { tensor } => {
+            one(format!("RowBias::declare(&name(\"{tensor}\"), inventory)"))
+        }
+        FieldKind::Attention => one("Attention::new(attention(number))".to_owned()),
+        FieldKind::Tokens | FieldKind::Positions(_) | FieldKind::Output | FieldKind::Loss => {
+            Vec::new()
+        }
+    }
+}
+
+/// A norm's declaration.
+pub fn norm(printer: &Printer<'_>, name: &str) -> String {
+    let of = &printer.lowered.sizes.norm;
+    match of.kind {
+        NormKind::RmsNorm => {
+            format!("RmsNorm::declare({name}, NORM_EPS, {}, inventory)", of.unit_offset)
+        }
+        NormKind::LayerNorm => format!("LayerNorm::declare({name}, NORM_EPS, inventory)"),
+    }
+}
+
+fn tp_line(steps: &[Step]) -> Option<String> {
+    Statements::uses_tp(steps).then(|| "let tp = tp(ctx);".to_owned())
+}
+
+fn forward(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
+    let function = &segment.forward;
+    let mut lines: Vec<String> = tp_line(&function.steps).into_iter().collect();
+    lines.extend(print.of(&function.steps, BODY));
+    let stream = function.output.map_or("stream", |value| print.name(value));
+    let construct = |indent, way: Recompute, head: &str, tail: &str| {
+        listed(indent, head, &names(print, segment.kept(way)), tail)
+    };
+    if let [way] = ways {
+        lines.extend(construct(BODY, *way, "let kept = Kept {", "};"));
+    } else {
+        lines.push("let kept = match self.recompute {".to_owned());
+        for &way in ways {
+            let name = name_of(way);
+            let pattern = format!("    Recompute::{name} => ");
+            match way {
+                Recompute::None => {
+                    let head = format!("{pattern}Kept::Nothing(Values {{");
+                    lines.extend(arm(construct(BODY + 4, way, head.trim_start(), "}),")));
+                }
+                _ => {
+                    let head = format!("{pattern}Kept::{name} {{");
+                    lines.extend(arm(construct(BODY + 4, way, head.trim_start(), "},")));
+                }
+            }
+        }
+        lines.push("};".to_owned());
+    }
+    lines.push(format!("Ok(({stream}, kept))"));
+    lines
+}
+
+fn arm(lines: Vec<String>) -> Vec<String> {
+    indented(4, lines)
+}
+
+fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
+    let all = names(print, &segment.read);
+    let body = |way: Recompute, indent: usize| {
+        let steps = &segment.restores[&way].steps;
+        let mut lines: Vec<String> = tp_line(steps).into_iter().collect();
+        lines.extend(print.of(steps, indent));
+        lines.extend(listed(indent, "Ok(Values {", &all, "})"));
+        lines
+    };
+    if let [way] = ways {
+        let kept = names(print, segment.kept(*way));
+        let mut lines = listed(BODY, "let Kept {", &kept, "} = kept;");
+        lines.extend(body(*way, BODY));
+        return lines;
+    }
+    let mut lines = vec!["match kept {".to_owned()];
+    for &way in ways {
+        if way == Recompute::None {
+            lines.push("    Kept::Nothing(values) => Ok(values),".to_owned());
+            continue;
+        }
+        let kept = names(print, segment.kept(way));
+        let head = format!("Kept::{} {{", name_of(way));
+        lines.extend(indented(4, listed(BODY + 4, &head, &kept, "} => {")));
+        lines.extend(indented(8, body(way, BODY + 8)));
+        lines.push("    }".to_owned());
+    }
+    lines.push("}".to_owned());
+    lines
+}
+
+fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<String> {
+    let all = names(print, &segment.read);
+    let mut lines = match restores {
+        true => listed(BODY, "let Values {", &all, "} = self.restore(ctx, kept)?;"),
+        false => listed(BODY, "let Kept {", &all, "} = kept;"),
+    };
+    let steps = segment.backward.iter().flat_map(|function| &function.steps);
+    lines.extend(tp_line(&steps.cloned().collect::<Vec<_>>()));
+    let last = segment.backward.len() - 1;
+    for (n, function) in segment.backward.iter().enumerate() {
+        let output = function.output.map_or("", |value| print.name(value)).to_owned();
+        let title = capitalised(function.title);
+        lines.push(String::new());
+        lines.push(format!("// {title}."));
+        if n == last {
+            lines.extend(print.of(&function.steps, BODY));
+            lines.push(format!("Ok({output})"));
+        } else {
+            // A block, so that its gradients are freed before the next part.
+            lines.push("let dy = {".to_owned());
+            let mut inner = print.of(&function.steps, BODY + 4);
+            inner.push(output);
+            lines.extend(indented(4, inner));
+            lines.push("};".to_owned());
+        }
+    }
+    lines
+}
+
+fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().collect::<String>() + letters.as_str()
+    })
+}
+
+/// The sum of the values' bytes, as an expression.
+pub fn sum_of_bytes(
+    print: &Statements<'_>,
+    values: &[Value],
+    prefix: &str,
+    indent: usize,
+) -> Vec<String> {
+    let terms: Vec<String> =
+        values.iter().map(|&value| format!("{prefix}{}.bytes()", print.name(value))).collect();
+    sum(&terms, indent)
+}
+
+/// A sum on one line if it fits, else a term a line.
+pub fn sum(terms: &[String], indent: usize) -> Vec<String> {
+    let line = terms.join(" + ");
+    if terms.is_empty() {
+        return vec!["0".to_owned()];
+    }
+    if indent + line.len() <= 100 {
+        return vec![line];
+    }
+    let first = terms[0].clone();
+    let others = terms[1..].iter().map(|term| format!("    + {term}"));
+    std::iter::once(first).chain(others).collect()
+}
+
+fn kept_bytes(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
+    if let [way] = ways {
+        return sum_of_bytes(print, segment.kept(*way), "self.", BODY);
+    }
+    let mut lines = vec!["match self {".to_owned()];
+    for &way in ways {
+        if way == Recompute::None {
+            lines.push("    Self::Nothing(values) => values.bytes(),".to_owned());
+            continue;
+        }
+        let values = segment.kept(way);
+        let head = format!("Self::{} {{", name_of(way));
+        let pattern = listed(BODY + 4, &head, &names(print, values), "} => {");
+        lines.extend(indented(4, pattern));
+        lines.extend(indented(8, sum_of_bytes(print, values, "", BODY + 8)));
+        lines.push("    }".to_owned());
+    }
+    lines.push("}".to_owned());
+    lines
+}

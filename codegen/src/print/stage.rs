@@ -1,0 +1,303 @@
+//! The kinds of stage as values for their template.
+
+use super::Printer;
+use super::layer::{fields, norm, sum};
+use super::statement::{Statements, type_name};
+use super::text::{listed, size};
+use crate::lower::{Field, FieldKind, Segment};
+use serde_json::{Value as Json, json};
+
+/// Indent of a function's body.
+const BODY: usize = 8;
+
+/// A kind of stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// With the input layer.
+    First,
+    /// Layers alone.
+    Middle,
+    /// With the output layer.
+    Last,
+    /// With both.
+    Only,
+}
+
+impl Kind {
+    /// The kind of stage `index` of `stages`.
+    pub fn of(index: usize, stages: usize) -> Self {
+        match (index == 0, index + 1 == stages) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, true) => Self::Last,
+            (false, false) => Self::Middle,
+        }
+    }
+
+    /// Its module.
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Middle => "middle",
+            Self::Last => "last",
+            Self::Only => "only",
+        }
+    }
+
+    /// Its type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::First => "First",
+            Self::Middle => "Middle",
+            Self::Last => "Last",
+            Self::Only => "Only",
+        }
+    }
+
+    fn input(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    fn output(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+
+    /// Whether it may get the token table of an earlier stage.
+    pub fn takes_table(self, printer: &Printer<'_>) -> bool {
+        self == Self::Last && printer.has_loss() && printer.lowered.program.model.tied_embeddings
+    }
+}
+
+/// The values of `stage.rs.tera`.
+pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
+    let lowered = printer.lowered;
+    let (first, last) = (&lowered.first, &lowered.last);
+    let of_last = Statements::new(lowered, last, printer.element_bytes);
+    let kept: &[usize] = if kind.output() { &last.read } else { &[] };
+    let tied = lowered.program.model.tied_embeddings;
+    let has_loss = printer.has_loss();
+    let input_fields = if kind.input() { fields(printer, first) } else { vec![] };
+    let output_fields = if kind.output() { fields(printer, last) } else { vec![] };
+    let mut all = input_fields;
+    all.push("layers: Layers,".to_owned());
+    if kind.output() {
+        all.push("/// First element of the output layer's parameters.".to_owned());
+        all.push("output_begin: usize,".to_owned());
+    }
+    all.extend(output_fields);
+    let mut bytes = vec!["self.layers.iter().map(layer::Kept::bytes).sum::<usize>()".to_owned()];
+    bytes.extend(kept.iter().map(|&value| format!("self.{}.bytes()", of_last.name(value))));
+    json!({
+        "title": title(kind, has_loss),
+        "name": kind.name(),
+        "fields": all,
+        "kept": of_last.held_fields(kept),
+        "kept_size": if kept.is_empty() { String::new() } else { size(of_last.held_bytes(kept)) },
+        "table": kind.takes_table(printer),
+        "declare": declare(printer, kind, tied),
+        "construct": construct(printer, kind),
+        "has_tokens": kind.input() && has_loss,
+        "reads_x": !(kind.input() && has_loss),
+        "reads_dy": !(kind.output() && has_loss),
+        "forward": forward(printer, kind),
+        "backward": backward(printer, kind),
+        "kept_bytes": sum(&bytes, BODY),
+        "has_logits": kind.output() && has_loss,
+    })
+}
+
+fn title(kind: Kind, has_loss: bool) -> &'static str {
+    match (kind, has_loss) {
+        (Kind::First, true) => "The first stage: token embedding and layers.",
+        (Kind::First, false) => "The first stage: layers behind the shared input layer.",
+        (Kind::Middle, _) => "A stage in the middle: layers.",
+        (Kind::Last, true) => "The last stage: layers, output matrix and loss.",
+        (Kind::Last, false) => "The last stage: layers and the norm before the shared output layer.",
+        (Kind::Only, true) => "The only stage: token embedding, layers, output matrix and loss.",
+        (Kind::Only, false) => "The only stage: layers between the shared vocabulary layers.",
+    }
+}
+
+fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
+    let lowered = printer.lowered;
+    let mut lines = Vec::new();
+    if kind.input() {
+        lines.extend(lowered.first.fields.iter().flat_map(|field| input(printer, field)));
+    }
+    lines.push("let layers = Layers::declare(index, inventory);".to_owned());
+    if kind.output() {
+        lines.push("let output_begin = inventory.elements();".to_owned());
+        for field in &lowered.last.fields {
+            lines.extend(output(printer, field, kind, tied));
+        }
+    }
+    lines
+}
+
+fn table(printer: &Printer<'_>, name: &str, tied_copy: bool) -> Vec<String> {
+    let _ = printer;
+    let items = [
+        format!("name: \"{name}\".to_owned()"),
+        "vocab: VOCAB".to_owned(),
+        "hidden: HIDDEN".to_owned(),
+        "deviation: DEVIATION".to_owned(),
+        format!("tied_copy: {tied_copy}"),
+    ];
+    let mut lines = vec!["let table_of_rank = VocabTable {".to_owned()];
+    lines.extend(items.iter().map(|item| format!("    {item},")));
+    lines.push("};".to_owned());
+    lines
+}
+
+fn input(printer: &Printer<'_>, field: &Field) -> Vec<String> {
+    let names = printer.lowered.names;
+    match field.kind {
+        FieldKind::Tokens => {
+            let mut lines = table(printer, names.embedding(), false);
+            let scale = float(printer.lowered.program.model.numerics.embedding_scale);
+            lines.push(format!(
+                "let tokens = TokenEmbedding::declare(table_of_rank, {scale}, inventory);"
+            ));
+            lines
+        }
+        FieldKind::Positions(_) => vec![format!(
+            "let positions = Positions::declare(\"{}\", DEVIATION, inventory);",
+            names.positions()
+        )],
+        _ => Vec::new(),
+    }
+}
+
+fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<String> {
+    let (names, model) = (printer.lowered.names, &printer.lowered.program.model);
+    let linear = if printer.lowered.sizes.tp > 1 { "ColumnLinear" } else { "Linear" };
+    match field.kind {
+        FieldKind::Norm { .. } => {
+            let name = format!("\"{}\"", names.final_norm());
+            vec![format!("let norm = {};", norm(printer, &name))]
+        }
+        FieldKind::Output if tied && kind == Kind::Only => {
+            vec![format!("let output = {linear}::from_table(tokens.table());")]
+        }
+        FieldKind::Output if tied => {
+            let mut lines = table(printer, names.embedding(), true);
+            lines.push("// The rank may hold the table already, in its first stage.".to_owned());
+            lines.push(
+                "let table = table.unwrap_or_else(|| table_of_rank.declare(inventory));".to_owned(),
+            );
+            lines.push(format!("let output = {linear}::from_table(table);"));
+            lines
+        }
+        FieldKind::Output => {
+            let mut lines = table(printer, names.output(), false);
+            lines.push(format!(
+                "let output = {linear}::from_table(table_of_rank.declare(inventory));"
+            ));
+            lines
+        }
+        FieldKind::Loss => {
+            let cap = model.final_soft_cap.map_or_else(
+                || "None".to_owned(),
+                |cap| format!("Some({})", float(cap)),
+            );
+            vec![format!("let loss = CrossEntropy::new(VOCAB, {cap});")]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A float in Rust syntax.
+pub fn float(value: f64) -> String {
+    format!("{value:?}")
+}
+
+fn construct(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
+    let names = |segment: &Segment| -> Vec<String> {
+        segment.fields.iter().map(|field| field.name.to_owned()).collect()
+    };
+    let mut items = vec!["parameters: begin..inventory.elements()".to_owned()];
+    if kind.input() {
+        items.extend(names(&printer.lowered.first));
+    }
+    items.push("layers".to_owned());
+    if kind.output() {
+        items.push("output_begin".to_owned());
+        items.extend(names(&printer.lowered.last));
+    }
+    listed(BODY, "Self {", &items, "}")
+}
+
+fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
+    let lowered = printer.lowered;
+    let (first, last) = (&lowered.first, &lowered.last);
+    let of_first = Statements::new(lowered, first, printer.element_bytes);
+    let of_last = Statements::new(lowered, last, printer.element_bytes);
+    let mut lines = Vec::new();
+    let in_first = kind.input() && Statements::uses_tp(&first.forward.steps);
+    let in_last = kind.output() && Statements::uses_tp(&last.forward.steps);
+    if in_first || in_last {
+        lines.push("let tp = tp(ctx);".to_owned());
+    }
+    if kind.input() {
+        if !printer.has_loss() {
+            lines.push("let x: Rows<D> = Tensor::received(x);".to_owned());
+        }
+        lines.extend(of_first.of(&first.forward.steps, BODY));
+    } else {
+        lines.push("let stream = Stream::begin(Rows::received(x));".to_owned());
+    }
+    lines.push("let (stream, layers) = self.layers.forward(ctx, stream)?;".to_owned());
+    let mut kept = vec!["layers".to_owned()];
+    if kind.output() {
+        lines.extend(of_last.of(&last.forward.steps, BODY));
+        kept.extend(last.read.iter().map(|&value| of_last.name(value).to_owned()));
+    }
+    let passed = match (kind.output(), printer.has_loss()) {
+        (true, true) => "StageOutput::Losses(losses.into_losses(ctx))",
+        (true, false) => "StageOutput::Stream(h.into_buffer(ctx))",
+        (false, _) => "StageOutput::Stream(stream.whole(ctx).into_buffer(ctx))",
+    };
+    lines.extend(listed(BODY, "let kept = Kept {", &kept, "};"));
+    lines.push(format!("Ok(({passed}, Box::new(kept)))"));
+    lines
+}
+
+fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
+    let lowered = printer.lowered;
+    let (first, last) = (&lowered.first, &lowered.last);
+    let of_first = Statements::new(lowered, first, printer.element_bytes);
+    let of_last = Statements::new(lowered, last, printer.element_bytes);
+    let mut kept = vec!["layers".to_owned()];
+    let mut lines = Vec::new();
+    if kind.output() {
+        kept.extend(last.read.iter().map(|&value| of_last.name(value).to_owned()));
+    }
+    lines.extend(listed(BODY, "let Kept {", &kept, "} = stages::own::<D, Kept<D>>(kept);"));
+    let (into, out) = (&first.backward[0], &last.backward[0]);
+    let in_first = kind.input() && Statements::uses_tp(&into.steps);
+    let in_last = kind.output() && Statements::uses_tp(&out.steps);
+    if in_first || in_last {
+        lines.push("let tp = tp(ctx);".to_owned());
+    }
+    let mut passed = "Rows::received(dy)".to_owned();
+    if kind.output() {
+        if let Some(input) = out.input {
+            let of = type_name(lowered, last.values[input].of);
+            lines.push(format!("let {}: {of} = Tensor::received(dy);", of_last.name(input)));
+        }
+        lines.extend(of_last.of(&out.steps, BODY));
+        lines.push("gradients.complete_from(self.output_begin)?;".to_owned());
+        passed = out.output.map_or(passed, |value| of_last.name(value).to_owned());
+    }
+    lines.push(format!("let dx = self.layers.backward(ctx, layers, {passed}, gradients)?;"));
+    if kind.input() {
+        lines.extend(of_first.of(&into.steps, BODY));
+        lines.push("gradients.complete_from(self.parameters.start)?;".to_owned());
+    }
+    let left = match kind.input() && printer.has_loss() {
+        true => "Ok(Buffer::empty())",
+        false => "Ok(dx.into_buffer(ctx))",
+    };
+    lines.push(left.to_owned());
+    lines
+}
