@@ -4,6 +4,9 @@
 //! [`models::program`] turns the plan into a program, [`models::shapes`] says what each rank holds,
 //! and [`context`] passes both to the templates.
 
+// For the one large `json!` of the templates' values.
+#![recursion_limit = "256"]
+
 mod context;
 pub mod escape;
 pub mod lower;
