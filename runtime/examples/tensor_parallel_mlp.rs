@@ -142,9 +142,8 @@ impl<D: Device> Stage<D> for Model {
 impl<D: Device> Kept<D> for Saved<D> {
     fn bytes(&self) -> usize {
         let Self { block, wide, last, logits, softmax } = self;
-        let rows = |(x, s, h): &(Rows<D>, Statistics<D>, Gathered<D>)| {
-            x.bytes() + s.bytes() + h.bytes()
-        };
+        let rows =
+            |(x, s, h): &(Rows<D>, Statistics<D>, Gathered<D>)| x.bytes() + s.bytes() + h.bytes();
         rows(block) + rows(last) + 3 * wide.0.bytes() + logits.bytes() + 2 * softmax.0.bytes()
     }
 
