@@ -1,6 +1,9 @@
 //! Trainers written by hand: one model has the same losses in two stages, and on two tensor-parallel
 //! ranks with and without sequence parallelism.
 
+// Each example has a copy of this module.
+#![allow(clippy::duplicate_mod)]
+
 #[path = "../examples/made_up/mod.rs"]
 mod made_up;
 #[path = "../examples/tensor_parallel_mlp.rs"]

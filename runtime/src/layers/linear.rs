@@ -80,7 +80,7 @@ impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
         dx: Tensor<D, Partial<A>, R, IN>,
     ) -> Tensor<D, Partial<A>, R, IN> {
         dx.changed(ctx, |dx| {
-            self.linear.backward_input_to(ctx, dy.buffer(), dx, Output::Accumulate)
+            self.linear.backward_input_to(ctx, dy.buffer(), dx, Output::Accumulate);
         })
     }
 
