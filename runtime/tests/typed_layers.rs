@@ -1,5 +1,5 @@
-//! Trainers written by hand: one model has the same losses in two stages, and on two tensor-parallel
-//! ranks with and without sequence parallelism.
+//! Trainers written by hand: one model has the same losses in two stages, and on two
+//! tensor-parallel ranks with and without sequence parallelism.
 
 // Each example has a copy of this module.
 #![allow(clippy::duplicate_mod)]

@@ -35,8 +35,8 @@ impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
         Self::declare_copies(matrix, OUT * A::SIZE, inventory)
     }
 
-    /// Declares this rank's rows of a matrix of `rows` rows, cut into `rows / OUT` parts. With fewer
-    /// parts than ranks, neighbouring ranks hold copies (key/value heads).
+    /// Declares this rank's rows of a matrix of `rows` rows, cut into `rows / OUT` parts. With
+    /// fewer parts than ranks, neighbouring ranks hold copies (key/value heads).
     ///
     /// # Panics
     /// `OUT` does not divide `rows`, or the number of parts does not divide the number of ranks.
