@@ -35,8 +35,8 @@ impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
         Self::declare_copies(matrix, OUT * A::SIZE, inventory)
     }
 
-    /// Declares this rank's rows of a matrix of `rows` rows, cut into `rows / OUT` parts. With fewer
-    /// parts than ranks, neighbouring ranks hold copies (key/value heads).
+    /// Declares this rank's rows of a matrix of `rows` rows, cut into `rows / OUT` parts. With
+    /// fewer parts than ranks, neighbouring ranks hold copies (key/value heads).
     ///
     /// # Panics
     /// `OUT` does not divide `rows`, or the number of parts does not divide the number of ranks.
@@ -80,7 +80,7 @@ impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
         dx: Tensor<D, Partial<A>, R, IN>,
     ) -> Tensor<D, Partial<A>, R, IN> {
         dx.changed(ctx, |dx| {
-            self.linear.backward_input_to(ctx, dy.buffer(), dx, Output::Accumulate)
+            self.linear.backward_input_to(ctx, dy.buffer(), dx, Output::Accumulate);
         })
     }
 
