@@ -123,6 +123,11 @@ pub fn render(
         let path = "src/vocabulary.rs";
         files.insert(path, finished(path, &tera.render("vocabulary", &context)?));
     }
+    let others = |path: &&str| path.ends_with(".rs") && !path.ends_with("plan.rs");
+    let rust: Vec<&str> =
+        files.iter().filter(|(path, _)| others(path)).map(|(_, text)| text.as_str()).collect();
+    let plan = print::without_unused(&files["src/plan.rs"], &rust.concat());
+    files.insert("src/plan.rs", plan);
     Ok(files)
 }
 

@@ -91,8 +91,8 @@ impl<D: Device> Stage<D> for Model {
         let x: Rows<D> = tp.reduce_scatter(self.embedding.forward::<D, TOKENS>(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
         let h: Gathered<D> = tp.all_gather(&h)?;
-        let (gated, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
-        let a = gate(ctx, Activation::Silu, &gated, &up);
+        let (g, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
+        let a = gated(ctx, Activation::Silu, &g, &up);
         let branch = tp.reduce_scatter(self.down.forward(ctx, &a))?;
         // The second norm computes the sum.
         let (y, n, t) = self.last_norm.forward(ctx, Stream::sum(&x, branch));
@@ -103,7 +103,7 @@ impl<D: Device> Stage<D> for Model {
         let (sum, target) = self.loss.sums(ctx, &logits, &max);
         let (sum, target) = (tp.sum(sum)?, tp.sum(target)?);
         let losses = self.loss.loss(ctx, &max, &sum, &target).into_losses(ctx);
-        let (block, wide, last) = ((x, s, h), (gated, up, a), (y, t, n));
+        let (block, wide, last) = ((x, s, h), (g, up, a), (y, t, n));
         let saved = Saved { block, wide, last, logits, softmax: (max, sum) };
         Ok((StageOutput::Losses(losses), Box::new(saved)))
     }
@@ -117,7 +117,7 @@ impl<D: Device> Stage<D> for Model {
     ) -> Result<Buffer<D>, CommError> {
         let tp = Group::<D, Tp>::tp(ctx);
         let Saved { block, wide, last, logits, softmax } = own(kept);
-        let ((x, s, h), (gated, up, a), (y, t, n)) = (block, wide, last);
+        let ((x, s, h), (g, up, a), (y, t, n)) = (block, wide, last);
         let dlogits = self.loss.gradient(ctx, logits, &softmax.0, &softmax.1);
         gradients.add(self.output.weights(&n, &dlogits));
         let dn = tp.reduce_scatter(self.output.backward(ctx, &dlogits))?;
@@ -126,7 +126,7 @@ impl<D: Device> Stage<D> for Model {
         let dbranch = tp.all_gather(&dy)?;
         gradients.add(self.down.weights(&a, &dbranch));
         let da = self.down.backward(ctx, &dbranch);
-        let (dgate, dup) = gate_backward(ctx, Activation::Silu, &gated, &up, &da);
+        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &g, &up, &da);
         gradients.add(self.gate.weights(&h, &dgate));
         gradients.add(self.up.weights(&h, &dup));
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));

@@ -77,10 +77,10 @@ impl<D: Device> Stage<D> for First {
     fn forward(&self, ctx: &Context<'_, D>, _: Buffer<D>) -> StageResult<D> {
         let x = Stream::begin(self.embedding.forward(ctx));
         let (x, h, s) = self.norm.forward(ctx, x);
-        let (gated, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
-        let a = gate(ctx, Activation::Silu, &gated, &up);
+        let (g, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
+        let a = gated(ctx, Activation::Silu, &g, &up);
         let y = Stream::sum(&x, self.down.forward(ctx, &a)).whole(ctx).into_buffer(ctx);
-        Ok((StageOutput::Stream(y), Box::new(OfFirst((x, s, h), [gated, up, a]))))
+        Ok((StageOutput::Stream(y), Box::new(OfFirst((x, s, h), [g, up, a]))))
     }
 
     fn backward(
@@ -90,10 +90,10 @@ impl<D: Device> Stage<D> for First {
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
-        let (OfFirst((x, s, h), [gated, up, a]), dy) = (own(kept), Tensor::received(dy));
+        let (OfFirst((x, s, h), [g, up, a]), dy) = (own(kept), Tensor::received(dy));
         gradients.add(self.down.weights(&a, &dy));
         let da = self.down.backward(ctx, &dy);
-        let (dgate, dup) = gate_backward(ctx, Activation::Silu, &gated, &up, &da);
+        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &g, &up, &da);
         gradients.add(self.gate.weights(&h, &dgate));
         gradients.add(self.up.weights(&h, &dup));
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));

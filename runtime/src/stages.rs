@@ -85,7 +85,9 @@ pub trait Stage<D: Device> {
     fn parameters(&self) -> Range<usize>;
 
     /// The token table, if this stage has one.
-    fn table(&self) -> Option<ParameterSlice>;
+    fn table(&self) -> Option<ParameterSlice> {
+        None
+    }
 
     /// Forward pass. `x[r, h]` comes from the previous stage. The first stage gets an empty buffer,
     /// or the embedding rows of its tokens if all pipeline ranks look them up.
@@ -128,7 +130,122 @@ pub trait Kept<D: Space>: Any {
     fn bytes(&self) -> usize;
 
     /// This rank's columns of the logits, `[n, V/t]`, padding included, if the stage has them.
-    fn logits(&self) -> Option<&Buffer<D>>;
+    fn logits(&self) -> Option<&Buffer<D>> {
+        None
+    }
+}
+
+/// What is kept for a backward pass.
+pub trait Held {
+    /// Bytes held.
+    fn bytes(&self) -> usize;
+}
+
+impl<T: Held> Held for Vec<T> {
+    fn bytes(&self) -> usize {
+        self.iter().map(Held::bytes).sum()
+    }
+}
+
+/// Declares a struct of what is kept for a backward pass: its bytes are those of its fields. With
+/// `logits in FIELD` that field is the logits.
+#[macro_export]
+macro_rules! kept {
+    ($(#[$doc:meta])* $seen:vis struct $name:ident<$d:ident> {
+        $($(#[$of:meta])* $field:ident: $type:ty,)*
+    } $(logits in $logits:ident)?) => {
+        $(#[$doc])*
+        $seen struct $name<$d: $crate::Device> {
+            $($(#[$of])* $field: $type,)*
+        }
+
+        impl<$d: $crate::Device> $crate::stages::Held for $name<$d> {
+            fn bytes(&self) -> usize {
+                0 $(+ $crate::stages::Held::bytes(&self.$field))*
+            }
+        }
+
+        impl<$d: $crate::Device> $crate::stages::Kept<$d> for $name<$d> {
+            fn bytes(&self) -> usize {
+                $crate::stages::Held::bytes(self)
+            }
+
+            $(fn logits(&self) -> Option<&$crate::Buffer<$d>> {
+                Some(self.$logits.buffer())
+            })?
+        }
+    };
+}
+
+/// A layer that a stage repeats.
+pub trait Layer<D: Device> {
+    /// The residual stream.
+    type Stream;
+    /// Its gradient.
+    type Gradient;
+    /// What the layer keeps of a micro-batch.
+    type Kept: Held;
+
+    /// First element of its parameters.
+    fn begin(&self) -> usize;
+
+    /// From stream to stream.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    fn forward(
+        &self,
+        ctx: &Context<'_, D>,
+        stream: Self::Stream,
+    ) -> Result<(Self::Stream, Self::Kept), CommError>;
+
+    /// From the output's gradient to the input's.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    fn backward(
+        &self,
+        ctx: &Context<'_, D>,
+        kept: Self::Kept,
+        dy: Self::Gradient,
+        gradients: &mut Gradients<'_, D>,
+    ) -> Result<Self::Gradient, CommError>;
+}
+
+/// Forward through layers.
+///
+/// # Errors
+/// Those of any collective call.
+pub fn forward_all<D: Device, L: Layer<D>>(
+    layers: &[L],
+    ctx: &Context<'_, D>,
+    mut stream: L::Stream,
+) -> Result<(L::Stream, Vec<L::Kept>), CommError> {
+    let mut all = Vec::with_capacity(layers.len());
+    for layer in layers {
+        let (next, kept) = layer.forward(ctx, stream)?;
+        all.push(kept);
+        stream = next;
+    }
+    Ok((stream, all))
+}
+
+/// Backward through layers. Behind each, replicas may start to sum its gradients.
+///
+/// # Errors
+/// Those of any collective call.
+pub fn backward_all<D: Device, L: Layer<D>>(
+    layers: &[L],
+    ctx: &Context<'_, D>,
+    kept: Vec<L::Kept>,
+    mut dy: L::Gradient,
+    gradients: &mut Gradients<'_, D>,
+) -> Result<L::Gradient, CommError> {
+    for (layer, kept) in layers.iter().zip(kept).rev() {
+        dy = layer.backward(ctx, kept, dy, gradients)?;
+        gradients.complete_from(layer.begin())?;
+    }
+    Ok(dy)
 }
 
 /// What [`Stage::forward`] of the same stage kept.

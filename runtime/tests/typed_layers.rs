@@ -112,7 +112,7 @@ impl<D: Device> Stage<D> for Model {
         let x = tp.all_reduce(self.embedding.forward(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
         let (gated, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
-        let a = gate(ctx, Activation::Silu, &gated, &up);
+        let a = gated(ctx, Activation::Silu, &gated, &up);
         let branch = tp.all_reduce(self.down.forward(ctx, &a))?;
         let (y, n, t) = self.last_norm.forward(ctx, Stream::sum(&x, branch));
         let logits = self.output.forward(ctx, &n);
@@ -142,7 +142,7 @@ impl<D: Device> Stage<D> for Model {
         let dy = self.last_norm.backward(ctx, &y, &t, &dn);
         gradients.add(self.down.weights(&a, &dy));
         let da = self.down.backward(ctx, &dy);
-        let (dgate, dup) = gate_backward(ctx, Activation::Silu, &gated, &up, &da);
+        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &gated, &up, &da);
         gradients.add(self.gate.weights(&h, &dgate));
         gradients.add(self.up.weights(&h, &dup));
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));

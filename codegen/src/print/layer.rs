@@ -2,7 +2,7 @@
 
 use super::Printer;
 use super::statement::{Statements, field_type};
-use super::text::{indented, listed, size};
+use super::text::{filled, indented, listed, size};
 use crate::lower::{Field, FieldKind, Matrix, Segment, Step, Value, Width};
 use models::model::NormKind;
 use models::program::Recompute;
@@ -27,30 +27,39 @@ pub fn layer(printer: &Printer<'_>) -> Json {
         "values": print.held_fields(&segment.read),
         "values_size": format!("{} a micro-batch", size(print.held_bytes(&segment.read))),
         "prefix": lowered.names.layers(),
-        "before_declare": before_declare(printer, segment),
+        "before_declare": before_declare(segment),
         "declare": declare(printer, segment),
         "forward": forward(&print, segment, &ways),
         "restores": restores,
         "restore_uses_ctx": segment.restores.values().any(|restore| !restore.steps.is_empty()),
         "restore": restore(&print, segment, &ways),
         "backward": backward(&print, segment, restores),
-        "kept_bytes": kept_bytes(&print, segment, &ways),
-        "values_bytes": if ways.len() > 1 && ways.contains(&Recompute::None) {
-            sum_of_bytes(&print, &segment.read, "self.", BODY)
-        } else {
-            Vec::new()
-        },
+        "has_values": ways.contains(&Recompute::None),
+        "shapes": shapes(printer, segment),
     })
 }
 
-/// Declarations of fields, with their shapes in a comment.
+/// Declarations of fields.
 pub fn fields(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
     let line = |field: &Field| {
-        let (of, note) = field_type(printer.lowered, &field.kind);
-        let line = format!("{}: {of},", field.name);
-        if note.is_empty() { line } else { format!("{line} // {note}") }
+        let (of, _) = field_type(printer.lowered, &field.kind);
+        format!("{}: {of},", field.name)
     };
     segment.fields.iter().map(line).collect()
+}
+
+/// What this rank holds of split fields, in lines of a comment.
+fn shapes(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
+    let note = |field: &Field| {
+        let (_, note) = field_type(printer.lowered, &field.kind);
+        (!note.is_empty()).then(|| format!("{} {note}", field.name))
+    };
+    let notes: Vec<String> = segment.fields.iter().filter_map(note).collect();
+    if notes.is_empty() {
+        Vec::new()
+    } else {
+        filled(&format!("It has of {}.", notes.join(", ")), 96)
+    }
 }
 
 fn name_of(way: Recompute) -> &'static str {
@@ -58,6 +67,16 @@ fn name_of(way: Recompute) -> &'static str {
         Recompute::None => "Nothing",
         Recompute::Selective => "Selective",
         Recompute::Full => "Full",
+    }
+}
+
+/// The struct of what is kept.
+fn struct_of(segment: &Segment, way: Recompute) -> &'static str {
+    match (segment.restores.len(), way) {
+        (1, _) => "Kept",
+        (_, Recompute::None) => "Values",
+        (_, Recompute::Selective) => "KeptBySelective",
+        (_, Recompute::Full) => "KeptByFull",
     }
 }
 
@@ -70,6 +89,7 @@ fn kept(print: &Statements<'_>, segment: &Segment, way: Recompute) -> Json {
     };
     json!({
         "name": name_of(way),
+        "struct": struct_of(segment, way),
         "doc": doc,
         "size": format!("{} a micro-batch", size(print.held_bytes(values))),
         "fields": print.held_fields(values),
@@ -81,24 +101,16 @@ fn names(print: &Statements<'_>, values: &[Value]) -> Vec<String> {
 }
 
 /// Names of norms and matrices that several fields use.
-fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
+fn before_declare(segment: &Segment) -> Vec<String> {
+    let fused = segment.fields.iter().any(
+        |field| matches!(&field.kind, FieldKind::Column { matrix, .. } if matrix.blocks.len() > 1),
+    );
     let mut lines = vec![
         "let matrix = |tensor: &str| Matrix::named(name(tensor), DEVIATION);".to_owned(),
         "let to_stream = |tensor: &str| Matrix::named(name(tensor), STREAM_DEVIATION);".to_owned(),
     ];
-    let fused = segment.fields.iter().find_map(|field| match &field.kind {
-        FieldKind::Column { matrix, block: 0, .. } if matrix.blocks.len() > 1 => Some(matrix),
-        _ => None,
-    });
-    if let Some(matrix) = fused {
-        let sizes = &printer.lowered.sizes;
-        let block = |&width: &Width| {
-            let (rows, ways) = sizes.whole(width);
-            format!("({rows}, {ways})")
-        };
-        let blocks: Vec<String> = matrix.blocks.iter().map(block).collect();
-        let _ = blocks;
-        lines.push("// Declared in the order of the fields: the norm before it comes first.".to_owned());
+    if fused {
+        lines.push("let mut fused;".to_owned());
     }
     lines
 }
@@ -126,14 +138,22 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
     let parallel = sizes.tp > 1;
     let one = |value: String| vec![format!("{name}: {value},")];
     match &field.kind {
-        FieldKind::Norm { tensor } => one(norm(printer, &format!("&name(\"{tensor}\")"))),
+        FieldKind::Norm { tensor } => {
+            let (head, items) = norm(printer, format!("&name(\"{tensor}\")"));
+            listed(FIELDS, &format!("{name}: {head}"), &items, "),")
+        }
         FieldKind::Column { matrix: of, block: 0, .. } if of.blocks.len() > 1 => {
             let block = |&width: &Width| {
                 let (rows, ways) = sizes.whole(width);
                 format!("({rows}, {ways})")
             };
             let blocks: Vec<String> = of.blocks.iter().map(block).collect();
-            let items = [matrix(of), format!("&[{}]", blocks.join(", ")), "HIDDEN".to_owned(), "inventory".to_owned()];
+            let items = [
+                matrix(of),
+                format!("&[{}]", blocks.join(", ")),
+                "HIDDEN".to_owned(),
+                "inventory".to_owned(),
+            ];
             let mut lines = listed(FIELDS + 4, "fused = FusedRows::declare(", &items, ");");
             lines = indented(4, lines);
             let mut all = vec![format!("{name}: {{")];
@@ -149,7 +169,12 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             let (rows, ways) = sizes.whole(*outputs);
             if parallel && ways < sizes.tp {
                 let items = [matrix(of), rows.to_string(), "inventory".to_owned()];
-                return listed(FIELDS, &format!("{name}: ColumnLinear::declare_copies("), &items, "),");
+                return listed(
+                    FIELDS,
+                    &format!("{name}: ColumnLinear::declare_copies("),
+                    &items,
+                    "),",
+                );
             }
             let of = matrix(of);
             one(match parallel {
@@ -167,22 +192,26 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
         FieldKind::RowBias { tensor } => {
             one(format!("RowBias::declare(&name(\"{tensor}\"), inventory)"))
         }
-        FieldKind::Attention => one("Attention::new(attention(number))".to_owned()),
+        FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
         FieldKind::Tokens | FieldKind::Positions(_) | FieldKind::Output | FieldKind::Loss => {
             Vec::new()
         }
     }
 }
 
-/// A norm's declaration.
-pub fn norm(printer: &Printer<'_>, name: &str) -> String {
+/// A norm's declaration: the call, and its arguments.
+pub fn norm(printer: &Printer<'_>, name: String) -> (&'static str, Vec<String>) {
     let of = &printer.lowered.sizes.norm;
-    match of.kind {
+    let mut items = vec![name, "NORM_EPS".to_owned()];
+    let call = match of.kind {
         NormKind::RmsNorm => {
-            format!("RmsNorm::declare({name}, NORM_EPS, {}, inventory)", of.unit_offset)
+            items.push(of.unit_offset.to_string());
+            "RmsNorm::declare("
         }
-        NormKind::LayerNorm => format!("LayerNorm::declare({name}, NORM_EPS, inventory)"),
-    }
+        NormKind::LayerNorm => "LayerNorm::declare(",
+    };
+    items.push("inventory".to_owned());
+    (call, items)
 }
 
 fn tp_line(steps: &[Step]) -> Option<String> {
@@ -202,27 +231,18 @@ fn forward(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec
     } else {
         lines.push("let kept = match self.recompute {".to_owned());
         for &way in ways {
-            let name = name_of(way);
-            let pattern = format!("    Recompute::{name} => ");
-            match way {
-                Recompute::None => {
-                    let head = format!("{pattern}Kept::Nothing(Values {{");
-                    lines.extend(arm(construct(BODY + 4, way, head.trim_start(), "}),")));
-                }
-                _ => {
-                    let head = format!("{pattern}Kept::{name} {{");
-                    lines.extend(arm(construct(BODY + 4, way, head.trim_start(), "},")));
-                }
-            }
+            let (name, of) = (name_of(way), struct_of(segment, way));
+            lines.push(format!("    Recompute::{name} => {{"));
+            let head = format!("let kept = {of} {{");
+            let made = listed(BODY + 8, &head, &names(print, segment.kept(way)), "};");
+            lines.extend(indented(8, made));
+            lines.push(format!("        Kept::{name}(kept)"));
+            lines.push("    }".to_owned());
         }
         lines.push("};".to_owned());
     }
     lines.push(format!("Ok(({stream}, kept))"));
     lines
-}
-
-fn arm(lines: Vec<String>) -> Vec<String> {
-    indented(4, lines)
 }
 
 fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
@@ -247,8 +267,9 @@ fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec
             continue;
         }
         let kept = names(print, segment.kept(way));
-        let head = format!("Kept::{} {{", name_of(way));
-        lines.extend(indented(4, listed(BODY + 4, &head, &kept, "} => {")));
+        lines.push(format!("    Kept::{}(kept) => {{", name_of(way)));
+        let head = format!("let {} {{", struct_of(segment, way));
+        lines.extend(indented(8, listed(BODY + 8, &head, &kept, "} = kept;")));
         lines.extend(indented(8, body(way, BODY + 8)));
         lines.push("    }".to_owned());
     }
@@ -259,7 +280,11 @@ fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec
 fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<String> {
     let all = names(print, &segment.read);
     let mut lines = match restores {
-        true => listed(BODY, "let Values {", &all, "} = self.restore(ctx, kept)?;"),
+        true => {
+            let mut lines = vec!["let values = self.restore(ctx, kept)?;".to_owned()];
+            lines.extend(listed(BODY, "let Values {", &all, "} = values;"));
+            lines
+        }
         false => listed(BODY, "let Kept {", &all, "} = kept;"),
     };
     let steps = segment.backward.iter().flat_map(|function| &function.steps);
@@ -290,51 +315,4 @@ fn capitalised(text: &str) -> String {
     letters.next().map_or_else(String::new, |first| {
         first.to_uppercase().collect::<String>() + letters.as_str()
     })
-}
-
-/// The sum of the values' bytes, as an expression.
-pub fn sum_of_bytes(
-    print: &Statements<'_>,
-    values: &[Value],
-    prefix: &str,
-    indent: usize,
-) -> Vec<String> {
-    let terms: Vec<String> =
-        values.iter().map(|&value| format!("{prefix}{}.bytes()", print.name(value))).collect();
-    sum(&terms, indent)
-}
-
-/// A sum on one line if it fits, else a term a line.
-pub fn sum(terms: &[String], indent: usize) -> Vec<String> {
-    let line = terms.join(" + ");
-    if terms.is_empty() {
-        return vec!["0".to_owned()];
-    }
-    if indent + line.len() <= 100 {
-        return vec![line];
-    }
-    let first = terms[0].clone();
-    let others = terms[1..].iter().map(|term| format!("    + {term}"));
-    std::iter::once(first).chain(others).collect()
-}
-
-fn kept_bytes(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
-    if let [way] = ways {
-        return sum_of_bytes(print, segment.kept(*way), "self.", BODY);
-    }
-    let mut lines = vec!["match self {".to_owned()];
-    for &way in ways {
-        if way == Recompute::None {
-            lines.push("    Self::Nothing(values) => values.bytes(),".to_owned());
-            continue;
-        }
-        let values = segment.kept(way);
-        let head = format!("Self::{} {{", name_of(way));
-        let pattern = listed(BODY + 4, &head, &names(print, values), "} => {");
-        lines.extend(indented(4, pattern));
-        lines.extend(indented(8, sum_of_bytes(print, values, "", BODY + 8)));
-        lines.push("    }".to_owned());
-    }
-    lines.push("}".to_owned());
-    lines
 }

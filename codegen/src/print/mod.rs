@@ -50,7 +50,11 @@ impl Printer<'_> {
         let kinds = self.kinds();
         let construct = |kind: Kind| {
             let table = if kind.takes_table(self) { "table, " } else { "" };
-            format!("Box::new({}::{}::declare(index, {table}inventory))", kind.module(), kind.name())
+            format!(
+                "Box::new({}::{}::declare(index, {table}inventory))",
+                kind.module(),
+                kind.name()
+            )
         };
         if let [kind] = kinds.as_slice() {
             return vec![construct(*kind)];
@@ -94,10 +98,36 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 
 /// Names in a generated `plan.rs` that other files may use.
 const PLAN: [&str; 30] = [
-    "ACTIVATION", "DEVIATION", "Full", "HEADS", "HEAD_DIM", "HIDDEN", "INNER", "Inner", "KEY_VALUE",
-    "KeyValue", "Logits", "NORM_EPS", "POSITIONS", "PP", "Part", "QUERY", "Query", "RECOMPUTE",
-    "ROWS", "Residual", "Rows", "STAGES", "STREAM_DEVIATION", "TOKENS", "TP", "Tp", "VOCAB",
-    "VOCAB_ROWS", "tp", "MICRO_BATCHES",
+    "ACTIVATION",
+    "DEVIATION",
+    "Full",
+    "HEADS",
+    "HEAD_DIM",
+    "HIDDEN",
+    "INNER",
+    "Inner",
+    "KEY_VALUE",
+    "KeyValue",
+    "Logits",
+    "NORM_EPS",
+    "POSITIONS",
+    "PP",
+    "Part",
+    "QUERY",
+    "Query",
+    "RECOMPUTE",
+    "ROWS",
+    "Residual",
+    "Rows",
+    "STAGES",
+    "STREAM_DEVIATION",
+    "TOKENS",
+    "TP",
+    "Tp",
+    "VOCAB",
+    "VOCAB_ROWS",
+    "tp",
+    "MICRO_BATCHES",
 ];
 
 /// Marks where a template wants the names of `plan.rs` that it uses.
@@ -105,13 +135,76 @@ const USES_PLAN: &str = "use crate::plan::{};\n";
 
 /// Fills in the names of `plan.rs` that a file uses, and removes imports that it does not use.
 pub fn with_imports(text: &str) -> String {
-    let mut body = text.to_owned();
+    let text = &tidy(text);
+    let mut body = text.clone();
     if let Some((before, after)) = text.split_once(USES_PLAN) {
         let mut names = used(&PLAN, after);
-        names.sort_unstable();
+        // As rustfmt sorts: an underscore comes before letters.
+        names.sort_by_key(|name| name.replace('_', " "));
         body = format!("{before}{}{after}", import("crate::plan", &names));
     }
     unused(&body)
+}
+
+/// `plan.rs` without constants and types that nothing uses. `others` are all other files.
+pub fn without_unused(plan: &str, others: &str) -> String {
+    let mut items = items(plan);
+    loop {
+        let texts: Vec<String> = items.iter().map(|(_, text)| text.clone()).collect();
+        let before = items.len();
+        let mut index = 0;
+        items.retain(|(name, _)| {
+            index += 1;
+            let Some(name) = name else { return true };
+            let rest = texts.iter().enumerate().filter(|(n, _)| n + 1 != index);
+            let in_plan =
+                rest.map(|(_, text)| text.as_str()).any(|text| !used(&[name], text).is_empty());
+            in_plan || !used(&[name], others).is_empty()
+        });
+        if items.len() == before {
+            return tidy(&items.into_iter().map(|(_, text)| text).collect::<String>());
+        }
+    }
+}
+
+/// The items of a file with documented items: the name of each that has one, and its text.
+fn items(text: &str) -> Vec<(Option<String>, String)> {
+    let mut items: Vec<(Option<String>, String)> = vec![(None, String::new())];
+    let mut documented = false;
+    for line in text.lines() {
+        let begins = line.starts_with("///");
+        let ends_item = line.is_empty() || line.starts_with("const _");
+        if (begins && !documented) || ends_item {
+            items.push((None, String::new()));
+        }
+        documented = begins;
+        let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        let named = match (words.next(), words.next(), words.next()) {
+            (Some("pub"), Some("const" | "type" | "fn"), Some(name)) => Some(name),
+            (Some("const" | "type"), Some(name), _) if name != "_" => Some(name),
+            _ => None,
+        };
+        if let Some((name, text)) = items.last_mut() {
+            if let (None, Some(named)) = (&name, named) {
+                *name = Some(named.to_owned());
+            }
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    items
+}
+
+/// Without blanks at the end of lines, blank lines before a closing brace, and second blank lines.
+fn tidy(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    let closes = |n: usize| lines.get(n + 1).is_none_or(|next| next.trim_start().starts_with('}'));
+    let follows = |n: usize| n > 0 && lines[n - 1].is_empty();
+    let kept = lines
+        .iter()
+        .enumerate()
+        .filter(|&(n, line)| !line.is_empty() || !(closes(n) || follows(n)));
+    kept.map(|(_, line)| format!("{line}\n")).collect()
 }
 
 /// Imports of single names and lists, without those that nothing after them uses.
@@ -193,7 +286,9 @@ pub fn shard(lowered: &Lowered, rows: u64, element_bytes: u64) -> Json {
             format!("after T: input gradient, all-reduce of {tokens}"),
         ],
         One | Interlaced => vec![
-            format!("after S: maxima, sums and target logits, all-reduces of three times {numbers}"),
+            format!(
+                "after S: maxima, sums and target logits, all-reduces of three times {numbers}"
+            ),
             format!("after T: input gradient, all-reduce of {tokens}"),
         ],
         Two => vec![format!(
@@ -202,7 +297,9 @@ pub fn shard(lowered: &Lowered, rows: u64, element_bytes: u64) -> Json {
         )],
     };
     let mut traffic: Vec<String> = traffic;
-    traffic.push(format!("embedding rows, all-reduce of {tokens}; their gradient, broadcast of {tokens}"));
+    traffic.push(format!(
+        "embedding rows, all-reduce of {tokens}; their gradient, broadcast of {tokens}"
+    ));
     let output = shard
         .output
         .as_ref()

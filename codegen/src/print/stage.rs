@@ -1,7 +1,7 @@
 //! The kinds of stage as values for their template.
 
 use super::Printer;
-use super::layer::{fields, norm, sum};
+use super::layer::{fields, norm};
 use super::statement::{Statements, type_name};
 use super::text::{listed, size};
 use crate::lower::{Field, FieldKind, Segment};
@@ -79,14 +79,12 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
     let input_fields = if kind.input() { fields(printer, first) } else { vec![] };
     let output_fields = if kind.output() { fields(printer, last) } else { vec![] };
     let mut all = input_fields;
-    all.push("layers: Layers,".to_owned());
+    all.push("layers: Vec<Layer>,".to_owned());
     if kind.output() {
         all.push("/// First element of the output layer's parameters.".to_owned());
         all.push("output_begin: usize,".to_owned());
     }
     all.extend(output_fields);
-    let mut bytes = vec!["self.layers.iter().map(layer::Kept::bytes).sum::<usize>()".to_owned()];
-    bytes.extend(kept.iter().map(|&value| format!("self.{}.bytes()", of_last.name(value))));
     json!({
         "title": title(kind, has_loss),
         "name": kind.name(),
@@ -101,7 +99,6 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
         "reads_dy": !(kind.output() && has_loss),
         "forward": forward(printer, kind),
         "backward": backward(printer, kind),
-        "kept_bytes": sum(&bytes, BODY),
         "has_logits": kind.output() && has_loss,
     })
 }
@@ -112,7 +109,9 @@ fn title(kind: Kind, has_loss: bool) -> &'static str {
         (Kind::First, false) => "The first stage: layers behind the shared input layer.",
         (Kind::Middle, _) => "A stage in the middle: layers.",
         (Kind::Last, true) => "The last stage: layers, output matrix and loss.",
-        (Kind::Last, false) => "The last stage: layers and the norm before the shared output layer.",
+        (Kind::Last, false) => {
+            "The last stage: layers and the norm before the shared output layer."
+        }
         (Kind::Only, true) => "The only stage: token embedding, layers, output matrix and loss.",
         (Kind::Only, false) => "The only stage: layers between the shared vocabulary layers.",
     }
@@ -124,7 +123,7 @@ fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
     if kind.input() {
         lines.extend(lowered.first.fields.iter().flat_map(|field| input(printer, field)));
     }
-    lines.push("let layers = Layers::declare(index, inventory);".to_owned());
+    lines.push("let layers = layer::declare(index, inventory);".to_owned());
     if kind.output() {
         lines.push("let output_begin = inventory.elements();".to_owned());
         for field in &lowered.last.fields {
@@ -173,8 +172,8 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
     let linear = if printer.lowered.sizes.tp > 1 { "ColumnLinear" } else { "Linear" };
     match field.kind {
         FieldKind::Norm { .. } => {
-            let name = format!("\"{}\"", names.final_norm());
-            vec![format!("let norm = {};", norm(printer, &name))]
+            let (head, items) = norm(printer, format!("\"{}\"", names.final_norm()));
+            listed(BODY, &format!("let norm = {head}"), &items, ");")
         }
         FieldKind::Output if tied && kind == Kind::Only => {
             vec![format!("let output = {linear}::from_table(tokens.table());")]
@@ -196,10 +195,9 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
             lines
         }
         FieldKind::Loss => {
-            let cap = model.final_soft_cap.map_or_else(
-                || "None".to_owned(),
-                |cap| format!("Some({})", float(cap)),
-            );
+            let cap = model
+                .final_soft_cap
+                .map_or_else(|| "None".to_owned(), |cap| format!("Some({})", float(cap)));
             vec![format!("let loss = CrossEntropy::new(VOCAB, {cap});")]
         }
         _ => Vec::new(),
@@ -246,7 +244,8 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     } else {
         lines.push("let stream = Stream::begin(Rows::received(x));".to_owned());
     }
-    lines.push("let (stream, layers) = self.layers.forward(ctx, stream)?;".to_owned());
+    lines
+        .push("let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned());
     let mut kept = vec!["layers".to_owned()];
     if kind.output() {
         lines.extend(of_last.of(&last.forward.steps, BODY));
@@ -289,7 +288,9 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         lines.push("gradients.complete_from(self.output_begin)?;".to_owned());
         passed = out.output.map_or(passed, |value| of_last.name(value).to_owned());
     }
-    lines.push(format!("let dx = self.layers.backward(ctx, layers, {passed}, gradients)?;"));
+    lines.push(format!(
+        "let dx = stages::backward_all(&self.layers, ctx, layers, {passed}, gradients)?;"
+    ));
     if kind.input() {
         lines.extend(of_first.of(&into.steps, BODY));
         lines.push("gradients.complete_from(self.parameters.start)?;".to_owned());

@@ -1,7 +1,9 @@
 //! One operation as one Rust statement, which calls the library's typed layers.
 
 use super::text::{in_width, size};
-use crate::lower::{FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width};
+use crate::lower::{
+    FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
+};
 
 /// Prints the statements of a segment.
 pub struct Statements<'a> {
@@ -59,11 +61,20 @@ impl<'a> Statements<'a> {
     }
 
     fn code(&self, step: &Step) -> String {
-        let (n, f) = (|value| self.name(value), |index| self.field(index));
+        // What nothing reads has no name.
+        let n = |value| {
+            let unread = step.op.makes().contains(&value) && step.ends(value);
+            if unread { "_" } else { self.name(value) }
+        };
+        let f = |index| self.field(index);
         match step.op {
             Op::Norm { field, stream, x, to, statistics } => format!(
                 "let ({}, {}, {}) = self.{}.forward(ctx, {});",
-                n(x), n(to), n(statistics), f(field), n(stream)
+                n(x),
+                n(to),
+                n(statistics),
+                f(field),
+                n(stream)
             ),
             Op::NormOf { field, x, to, statistics: Some(s) } => {
                 format!("let ({}, {}) = self.{}.of(ctx, &{});", n(to), n(s), f(field), n(x))
@@ -114,13 +125,18 @@ impl<'a> Statements<'a> {
             }
             Op::Attention { field, q, k, v, to, lse } => format!(
                 "let ({}, {}) = self.{}.forward(ctx, &{}, &{}, &{});",
-                n(to), n(lse), f(field), n(q), n(k), n(v)
+                n(to),
+                n(lse),
+                f(field),
+                n(q),
+                n(k),
+                n(v)
             ),
             Op::Activate { x, to } => {
                 format!("let {} = activate(ctx, ACTIVATION, &{});", n(to), n(x))
             }
             Op::Gate { gate, up, to } => {
-                format!("let {} = gate(ctx, ACTIVATION, &{}, &{});", n(to), n(gate), n(up))
+                format!("let {} = gated(ctx, ACTIVATION, &{}, &{});", n(to), n(gate), n(up))
             }
             Op::Dropout { place, x, to } => {
                 let x = self.taken(step, x);
@@ -142,15 +158,27 @@ impl<'a> Statements<'a> {
             }
             Op::Sums { field, logits, max, to, target } => format!(
                 "let ({}, {}) = self.{}.sums(ctx, &{}, &{});",
-                n(to), n(target), f(field), n(logits), n(max)
+                n(to),
+                n(target),
+                f(field),
+                n(logits),
+                n(max)
             ),
             Op::Loss { field, max, sum_exp, target, to } => format!(
                 "let {} = self.{}.loss(ctx, &{}, &{}, &{});",
-                n(to), f(field), n(max), n(sum_exp), n(target)
+                n(to),
+                f(field),
+                n(max),
+                n(sum_exp),
+                n(target)
             ),
             Op::LossGradient { field, logits, max, sum_exp, to } => format!(
                 "let {} = self.{}.gradient(ctx, {}, &{}, &{});",
-                n(to), f(field), self.taken(step, logits), n(max), n(sum_exp)
+                n(to),
+                f(field),
+                self.taken(step, logits),
+                n(max),
+                n(sum_exp)
             ),
             Op::BackwardInput { field, dy, to } => {
                 format!("let {} = self.{}.backward(ctx, &{});", n(to), f(field), n(dy))
@@ -166,11 +194,16 @@ impl<'a> Statements<'a> {
             }
             Op::ActivateBackward { x, dy, to } => format!(
                 "let {} = activate_backward(ctx, ACTIVATION, &{}, &{});",
-                n(to), n(x), n(dy)
+                n(to),
+                n(x),
+                n(dy)
             ),
             Op::GateBackward { gate, up, dy, to } => format!(
-                "let ({}) = gate_backward(ctx, ACTIVATION, &{}, &{}, &{});",
-                to.map(n).join(", "), n(gate), n(up), n(dy)
+                "let ({}) = gated_backward(ctx, ACTIVATION, &{}, &{}, &{});",
+                to.map(n).join(", "),
+                n(gate),
+                n(up),
+                n(dy)
             ),
             Op::NormBackward { field, x, statistics, dy, sum, to } => {
                 let given = format!("ctx, &{}, &{}, &{}", n(x), n(statistics), n(dy));
@@ -190,7 +223,10 @@ impl<'a> Statements<'a> {
             }
             Op::NormWeights { field, x, statistics, dy } => format!(
                 "gradients.add(self.{}.weights(&{}, &{}, &{}));",
-                f(field), n(x), n(statistics), n(dy)
+                f(field),
+                n(x),
+                n(statistics),
+                n(dy)
             ),
             Op::TokenWeights { field, dy } | Op::PositionWeights { field, dy } => {
                 format!("gradients.add(self.{}.weights(ctx, &{}));", f(field), n(dy))
@@ -343,8 +379,11 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             (format!("Positions<{stream}, POSITIONS, HIDDEN>"), String::new())
         }
         FieldKind::Output => {
-            let name =
-                if tp { "ColumnLinear<Tp, HIDDEN, VOCAB_ROWS>" } else { "Linear<HIDDEN, VOCAB_ROWS>" };
+            let name = if tp {
+                "ColumnLinear<Tp, HIDDEN, VOCAB_ROWS>"
+            } else {
+                "Linear<HIDDEN, VOCAB_ROWS>"
+            };
             (name.to_owned(), note("rows", Width::Vocab))
         }
         FieldKind::Loss => {

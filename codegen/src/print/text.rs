@@ -29,6 +29,24 @@ pub fn indented(indent: usize, lines: impl IntoIterator<Item = String>) -> Vec<S
         .collect()
 }
 
+/// A text in lines of at most `width` columns.
+pub fn filled(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last().map_or(0, String::len);
+        if last > 0 && last + 1 + word.len() > width {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 /// Bytes in words, to two or three digits.
 pub fn size(bytes: u64) -> String {
     let units = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];

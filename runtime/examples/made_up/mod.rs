@@ -29,7 +29,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         micro_batches: MICRO_BATCHES,
         stages: pp,
         layout: schedule.layout,
-        passes: schedule.passes,
+        passes: schedule.passes.into(),
         vocab: None,
         post_validation: false,
         seq_len: SEQ_LEN,
@@ -40,7 +40,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         dropout: 0.0,
         tied_table: None,
         training_flops: 0.0,
-        planned_memory_bytes: 0,
+        prediction: None,
         identity: "made up".to_owned(),
     }
 }

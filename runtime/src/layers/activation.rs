@@ -7,7 +7,7 @@ use crate::ops::{self, Context};
 use kernels::activation::Activation;
 
 /// `f(gate) * up`
-pub fn gate<D: Device, P: Elementwise, const R: usize, const C: usize>(
+pub fn gated<D: Device, P: Elementwise, const R: usize, const C: usize>(
     ctx: &Context<'_, D>,
     f: Activation,
     gate: &Tensor<D, P, R, C>,
@@ -16,8 +16,8 @@ pub fn gate<D: Device, P: Elementwise, const R: usize, const C: usize>(
     Tensor::received(ops::activation::gate(ctx, f, gate.buffer(), up.buffer()))
 }
 
-/// The gradients of `gate` and `up`, from that of [`gate`].
-pub fn gate_backward<D: Device, P: Elementwise, const R: usize, const C: usize>(
+/// The gradients of `gate` and `up`, from that of [`gated`].
+pub fn gated_backward<D: Device, P: Elementwise, const R: usize, const C: usize>(
     ctx: &Context<'_, D>,
     f: Activation,
     gate: &Tensor<D, P, R, C>,

@@ -24,7 +24,7 @@ mod placement;
 mod tensor;
 
 pub use crate::ops::{Context, Gradients, Matrix, VocabTable, WeightWork};
-pub use activation::{activate, activate_backward, dropout, gate, gate_backward};
+pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, Saved};
 pub use embedding::{Positions, TokenEmbedding};
 pub use group::{Group, InFlight};

@@ -3,6 +3,7 @@
 use super::placement::StreamPlacement;
 use crate::device::{Device, Space};
 use crate::ops::{Context, Residual, Statistics as RowStatistics};
+use crate::stages::Held;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::SharedBuffer;
 use std::marker::PhantomData;
@@ -169,5 +170,29 @@ impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P,
             Residual::Whole(x) => Tensor::shared(x),
             sum @ Residual::Split(..) => Tensor::received(sum.whole(ctx)),
         }
+    }
+}
+
+impl<D: Space, P, const R: usize, const C: usize> Held for Tensor<D, P, R, C> {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+}
+
+impl<D: Space, P, const R: usize> Held for Numbers<D, P, R> {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+}
+
+impl<D: Space> Held for Statistics<D> {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+}
+
+impl<D: Space> Held for LogSumExp<D> {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
     }
 }
