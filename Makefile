@@ -206,7 +206,7 @@ gpu-sanitize: gpu-programs
 
 gpu-programs:
 	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
-	cargo build --release --locked -p meshwright-runtime --features cuda --bin measure-gpu
+	cargo build --release --locked -p meshwright-measure --features cuda --bin measure-gpu
 	cargo build --release --locked -p meshwright-cli
 
 mpi-packages:

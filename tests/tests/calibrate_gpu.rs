@@ -11,7 +11,7 @@ use planner::cost::attention::{self, AttentionShape};
 use planner::cost::collective::{Collective, time_s};
 use planner::cost::{gemm, memory_bound};
 use runtime::Error;
-use runtime::calibration::{Bench, BenchPart, LayerSize, Sweep, measure};
+use measure::{Bench, BenchPart, LayerSize, Sweep, measure};
 use runtime::kernels::attention::Attention;
 use validation::calibrate::{gpu, priced_s};
 

@@ -1,6 +1,7 @@
 //! The plan's predictions against what ranks did: every rank's report of a run.
 
 use clap::Parser;
+use direct::Direct;
 use meshwright_tests::golden::{folder, planned};
 use models::formulas::communication::{
     LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
@@ -190,7 +191,8 @@ fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
     let words = ["trainer", "--steps", "2", "--init-from"].map(std::ffi::OsString::from);
     let words = words.into_iter().chain([folder(case).into(), "--data".into(), data.into()]);
     let words = words.chain(["--rank-report".into(), path.clone().into()]);
-    train::<f32, _>(program, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
+    let stages = Direct::new(program);
+    train::<f32, _>(&stages, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
     let text = std::fs::read_to_string(path).expect("the run wrote it");
     text.lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
 }

@@ -97,7 +97,7 @@ fn read_measured(path: &Path) -> Result<MeasuredGpu, Failure> {
     })
 }
 
-/// Builds the runtime's measuring program for GPUs and runs it.
+/// Builds the measuring program for GPUs and runs it.
 fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
     let file = std::env::temp_dir().join(format!("gpu-measured-{}.json", std::process::id()));
     let mut command = measuring(runtime, "measure-gpu", &["--features", "cuda"]);
@@ -112,11 +112,11 @@ fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
     measured
 }
 
-/// A cargo command that builds and runs a program of the runtime.
+/// A cargo command that builds and runs one of the measuring programs beside the runtime.
 fn measuring(runtime: &Path, program: &str, features: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["run", "--release", "--quiet", "--locked", "--bin", program]).args(features);
-    command.arg("--manifest-path").arg(runtime.join("Cargo.toml")).arg("--");
+    command.arg("--manifest-path").arg(runtime.join("measure/Cargo.toml")).arg("--");
     command
 }
 
@@ -129,7 +129,7 @@ fn no_cargo(error: &std::io::Error) -> Failure {
 /// More threads than this say nothing about a machine.
 const MAX_RANKS: u64 = 256;
 
-/// Builds and runs the runtime's measuring program: only the runtime knows how to call its kernels.
+/// Builds and runs the measuring program: only the runtime knows how to call its kernels.
 fn measure(runtime: &Path, ranks: u64) -> Result<Measured, Failure> {
     let mut command = measuring(runtime, "measure", &[]);
     command.args(["--ranks", &ranks.to_string()]);
