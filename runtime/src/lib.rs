@@ -13,7 +13,7 @@
 //!       GraphReplay                records a step as a CUDA graph and replays it
 //!     state                        parameters, pooled buffers, checkpoints
 //!   report                         rank report, trace, resident memory
-//! layers                           typed tensors and parallel layers: a wrong split does not compile
+//! layers                           typed tensors and layers: a wrong split does not compile
 //! ops                              the same operations on buffers without types
 //! Device                           where tensors lie and what computes on them: CPU or GPU
 //! Communicator                     ranks as threads, as processes (TCP, MPI), or on GPUs (NCCL)
@@ -32,8 +32,7 @@
 //!    [`stages::backward_all`] run them.
 //! 5. `main` calls [`trainer::main`] with an element type: `f32`, `f64`, or [`bf16`] on GPUs.
 //!
-//! `runtime/examples/tensor_parallel_mlp.rs` and `runtime/examples/two_stage_pipeline.rs` do this by
-//! hand.
+//! In `runtime/examples`, `tensor_parallel_mlp.rs` and `two_stage_pipeline.rs` do this by hand.
 //!
 //! The library knows no model and reads no plan. It takes no decision that belongs in a plan.
 

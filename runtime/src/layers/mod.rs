@@ -38,8 +38,8 @@
 //! shared. A collective that was started (`start_...`) runs while what follows computes, until
 //! [`InFlight::wait`].
 //!
-//! Numbers of rows and columns are those of one rank. Where the compiler cannot infer them, give the
-//! result a type: `let h: Tensor<D, Whole, TOKENS, HIDDEN> = tp.all_gather(&h)?;`
+//! Numbers of rows and columns are those of one rank. Where the compiler cannot infer them, give
+//! the result a type: `let h: Tensor<D, Whole, TOKENS, HIDDEN> = tp.all_gather(&h)?;`
 
 mod activation;
 mod attention;
