@@ -1,12 +1,12 @@
-//! A trainer of a golden case, like generated ones, for trying out launchers and for tests that
-//! need a process of their own:
+//! A trainer of a golden case that runs the lowered program directly, for trying out launchers and
+//! for tests that need a process of their own:
 //!
 //!     CASE=llama_gqa TP=2 PP=2 DP=2 MICRO_BATCH=1 \
 //!         mpirun -n 8 golden --init-from DIR --data FILE --steps 20
 //!
 //! Also: `SP=1` (sequence parallelism), `VPP` (chunks of a pipeline rank), `SCHEDULE`, `VOCAB` and
-//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, `PREDICTED=1` (a step of 1.25 s and
-//! 64 MiB), and `MODEL`, a model file in place of `CASE`, whose global batch is 8.
+//! `RECOMPUTE` (by the names of plan.yaml), `POST_VALIDATION=1`, `PREDICTED=1` (a step of 1.25 s
+//! and 64 MiB), and `MODEL`, a model file in place of `CASE`, whose global batch is 8.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

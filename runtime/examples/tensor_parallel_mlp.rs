@@ -5,53 +5,53 @@
 
 mod made_up;
 
-use made_up::{HIDDEN, TOKENS, VOCAB, WIDTH, matrix, spec, table, train};
+use made_up::layers::{Output, OutputKept};
+use made_up::{HIDDEN, TOKENS, VOCAB, WIDTH, matrix, print_losses, spec, table};
 use runtime::comm::CommError;
 use runtime::layers::*;
-use runtime::stages::{Kept, Stage, StageOutput, StageResult, Stages, own};
+use runtime::stages::{self, Stage, StageOutput, StageResult, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{Buffer, Device, Error, TrainerSpec};
-use std::ops::Range;
+use runtime::{Buffer, Device, Error, TrainerSpec, kept};
 
 type Tp = runtime::layers::Tp<2>;
 const ROWS: usize = TOKENS / Tp::SIZE; // of the residual stream on a rank
-const F: usize = WIDTH / Tp::SIZE; // columns of the feed-forward block on a rank
-const V: usize = VOCAB / Tp::SIZE; // columns of the logits on a rank
+const INNER: usize = WIDTH / Tp::SIZE; // columns of the feed-forward block on a rank
+const VOCAB_ROWS: usize = VOCAB / Tp::SIZE; // rows of the vocabulary on a rank
 type Rows<D> = Tensor<D, Split<Tp>, ROWS, HIDDEN>;
-type Gathered<D> = Tensor<D, Whole, TOKENS, HIDDEN>;
-type Wide<D> = Tensor<D, Columns<Tp>, TOKENS, F>;
+type Full<D> = Tensor<D, Whole, TOKENS, HIDDEN>;
+type Inner<D> = Tensor<D, Columns<Tp>, TOKENS, INNER>;
 
 /// The trainer.
 pub struct Trainer;
 
-#[allow(dead_code)]
+#[allow(dead_code)] // tests have this file as a module
 fn main() -> Result<(), Error> {
-    for (step, loss) in train(&Trainer, 10)?.iter().enumerate() {
-        println!("step {step} loss {loss:.4}");
-    }
-    Ok(())
+    print_losses(&Trainer)
 }
 
-/// A rank's parameters, as declared.
+/// The parameters of a rank.
 struct Model {
-    embedding: TokenEmbedding<Partial<Tp>, V, HIDDEN>,
+    tokens: TokenEmbedding<Partial<Tp>, VOCAB_ROWS, HIDDEN>,
     norm: RmsNorm<Split<Tp>, HIDDEN>,
-    gate: ColumnLinear<Tp, HIDDEN, F>,
-    up: ColumnLinear<Tp, HIDDEN, F>,
-    down: RowLinear<Tp, F, HIDDEN>,
-    last_norm: RmsNorm<Split<Tp>, HIDDEN>,
-    output: ColumnLinear<Tp, HIDDEN, V>,
-    loss: CrossEntropy<Columns<Tp>, V>,
+    gate: ColumnLinear<Tp, HIDDEN, INNER>,
+    up: ColumnLinear<Tp, HIDDEN, INNER>,
+    down: RowLinear<Tp, INNER, HIDDEN>,
+    output: Output<2, ROWS, VOCAB_ROWS>,
     elements: usize,
 }
 
-/// What the backward pass reads.
-struct Saved<D: Device> {
-    block: (Rows<D>, Statistics<D>, Gathered<D>),
-    wide: (Wide<D>, Wide<D>, Wide<D>),
-    last: (Rows<D>, Statistics<D>, Gathered<D>),
-    logits: Tensor<D, Columns<Tp>, TOKENS, V>,
-    softmax: (Numbers<D, Whole, TOKENS>, Numbers<D, Whole, TOKENS>),
+kept! {
+    /// What the backward pass reads.
+    struct Kept<D> {
+        x: Rows<D>,
+        s: Statistics<D>,
+        h: Full<D>,
+        gate: Inner<D>,
+        up: Inner<D>,
+        a: Inner<D>,
+        logits: Tensor<D, Columns<Tp>, TOKENS, VOCAB_ROWS>,
+        output: OutputKept<D, 2, ROWS>,
+    } logits in logits
 }
 
 impl<D: Device> Stages<D> for Trainer {
@@ -65,89 +65,55 @@ impl<D: Device> Stages<D> for Trainer {
         _: Option<ParameterSlice>,
         all: &mut Inventory,
     ) -> Box<dyn Stage<D>> {
-        let embedding = TokenEmbedding::declare(table("tokens.weight"), 1.0, all);
+        let tokens = TokenEmbedding::declare(table("tokens.weight"), 1.0, all);
         let norm = RmsNorm::declare("norm", 1e-6, false, all);
         let gate = ColumnLinear::declare(matrix("gate"), all);
         let up = ColumnLinear::declare(matrix("up"), all);
         let down = RowLinear::declare(matrix("down"), all);
-        let last_norm = RmsNorm::declare("last_norm", 1e-6, false, all);
-        let output = ColumnLinear::from_table(table("output.weight").declare(all));
-        let (loss, elements) = (CrossEntropy::new(VOCAB, None), all.elements());
-        Box::new(Model { embedding, norm, gate, up, down, last_norm, output, loss, elements })
+        let (output, elements) = (Output::declare(all), all.elements());
+        Box::new(Model { tokens, norm, gate, up, down, output, elements })
     }
 }
 
 impl<D: Device> Stage<D> for Model {
-    fn parameters(&self) -> Range<usize> {
+    fn parameters(&self) -> std::ops::Range<usize> {
         0..self.elements
-    }
-
-    fn table(&self) -> Option<ParameterSlice> {
-        Some(self.embedding.table())
     }
 
     fn forward(&self, ctx: &Context<'_, D>, _: Buffer<D>) -> StageResult<D> {
         let tp = Group::<D, Tp>::tp(ctx);
-        let x: Rows<D> = tp.reduce_scatter(self.embedding.forward::<D, TOKENS>(ctx))?;
+        let x: Rows<D> = tp.reduce_scatter(self.tokens.forward::<D, TOKENS>(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
-        let h: Gathered<D> = tp.all_gather(&h)?;
-        let (g, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
-        let a = gated(ctx, Activation::Silu, &g, &up);
-        let branch = tp.reduce_scatter(self.down.forward(ctx, &a))?;
-        // The second norm computes the sum.
-        let (y, n, t) = self.last_norm.forward(ctx, Stream::sum(&x, branch));
-        let n = tp.all_gather(&n)?;
-        let logits = self.output.forward(ctx, &n);
-        // Ranks exchange three numbers a token, and no logits.
-        let max = tp.max(self.loss.max(ctx, &logits))?;
-        let (sum, target) = self.loss.sums(ctx, &logits, &max);
-        let (sum, target) = (tp.sum(sum)?, tp.sum(target)?);
-        let losses = self.loss.loss(ctx, &max, &sum, &target).into_losses(ctx);
-        let (block, wide, last) = ((x, s, h), (g, up, a), (y, t, n));
-        let saved = Saved { block, wide, last, logits, softmax: (max, sum) };
-        Ok((StageOutput::Losses(losses), Box::new(saved)))
+        let h: Full<D> = tp.all_gather(&h)?;
+        let (gate, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
+        let a = gated(ctx, Activation::Silu, &gate, &up);
+        let sum: Rows<D> = tp.reduce_scatter(self.down.forward(ctx, &a))?;
+        let (losses, logits, output) = self.output.forward(ctx, Stream::sum(&x, sum))?;
+        Ok((StageOutput::Losses(losses), Box::new(Kept { x, s, h, gate, up, a, logits, output })))
     }
 
     fn backward(
         &self,
         ctx: &Context<'_, D>,
-        kept: Box<dyn Kept<D>>,
+        kept: Box<dyn stages::Kept<D>>,
         _: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
         let tp = Group::<D, Tp>::tp(ctx);
-        let Saved { block, wide, last, logits, softmax } = own(kept);
-        let ((x, s, h), (g, up, a), (y, t, n)) = (block, wide, last);
-        let dlogits = self.loss.gradient(ctx, logits, &softmax.0, &softmax.1);
-        gradients.add(self.output.weights(&n, &dlogits));
-        let dn = tp.reduce_scatter(self.output.backward(ctx, &dlogits))?;
-        gradients.add(self.last_norm.weights(&y, &t, &dn));
-        let dy = self.last_norm.backward(ctx, &y, &t, &dn);
-        let dbranch = tp.all_gather(&dy)?;
-        gradients.add(self.down.weights(&a, &dbranch));
-        let da = self.down.backward(ctx, &dbranch);
-        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &g, &up, &da);
+        let Kept { x, s, h, gate, up, a, logits, output } = stages::own(kept);
+        let dy = self.output.backward(ctx, logits, output, gradients)?;
+        let dfull: Full<D> = tp.all_gather(&dy)?;
+        gradients.add(self.down.weights(&a, &dfull));
+        let da = self.down.backward(ctx, &dfull);
+        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &gate, &up, &da);
         gradients.add(self.gate.weights(&h, &dgate));
         gradients.add(self.up.weights(&h, &dup));
-        let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));
-        let dh = tp.reduce_scatter(dh)?;
+        let dpart = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));
+        let dh = tp.reduce_scatter(dpart)?;
         gradients.add(self.norm.weights(&x, &s, &dh));
         let dx = self.norm.backward_onto(ctx, &x, &s, &dh, dy);
-        let dx: Gathered<D> = tp.all_gather(&dx)?;
-        gradients.add(self.embedding.weights(ctx, &dx));
+        let dx: Full<D> = tp.all_gather(&dx)?;
+        gradients.add(self.tokens.weights(ctx, &dx));
         Ok(Buffer::empty())
-    }
-}
-
-impl<D: Device> Kept<D> for Saved<D> {
-    fn bytes(&self) -> usize {
-        let Self { block, wide, last, logits, softmax } = self;
-        let rows =
-            |(x, s, h): &(Rows<D>, Statistics<D>, Gathered<D>)| x.bytes() + s.bytes() + h.bytes();
-        rows(block) + rows(last) + 3 * wide.0.bytes() + logits.bytes() + 2 * softmax.0.bytes()
-    }
-
-    fn logits(&self) -> Option<&Buffer<D>> {
-        Some(self.logits.buffer())
     }
 }

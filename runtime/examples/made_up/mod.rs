@@ -1,4 +1,7 @@
-//! A small model's sizes, data made up for it, and its training loop, for trainers written by hand.
+//! What the trainers written by hand share: sizes of a small model, two of its layers, data made up
+//! for it, and a training loop.
+
+pub mod layers;
 
 use models::decisions::RankOrder;
 use models::mesh::Mesh;
@@ -91,4 +94,16 @@ pub fn train(stages: &dyn Stages<Host<f64>>, steps: u64) -> Result<Vec<f64>, Err
         (0..steps).map(step).collect()
     };
     run_ranks(stages.spec().world_size(), Options::default(), run).swap_remove(0)
+}
+
+/// Trains ten steps and prints their losses.
+///
+/// # Errors
+/// Those of any collective call.
+#[allow(dead_code)] // tests train by themselves
+pub fn print_losses(stages: &dyn Stages<Host<f64>>) -> Result<(), Error> {
+    for (step, loss) in train(stages, 10)?.iter().enumerate() {
+        println!("step {step} loss {loss:.4}");
+    }
+    Ok(())
 }

@@ -9,9 +9,37 @@
 //! | [`Columns<A>`] | consecutive columns each |
 //! | [`Partial<A>`] | a summand each, of the whole shape |
 //!
-//! Only the collectives of a [`Group`] change a placement. What a layer reads for its backward pass
-//! is shared ([`Tensor::share`]). What works in place takes its tensor by value, and copies it only
-//! if it is shared.
+//! Only the collectives of a [`Group`] change a placement; layers take one and give one:
+//!
+//! | | takes | gives |
+//! |---|---|---|
+//! | [`Group::all_gather`] | [`Split<A>`] | [`Whole`], with all ranks' rows |
+//! | [`Group::reduce_scatter`] | [`Partial<A>`] | [`Split<A>`] |
+//! | [`Group::all_reduce`] | [`Partial<A>`] | [`Whole`] |
+//! | [`ColumnLinear`] | [`Whole`] | [`Columns<A>`] |
+//! | [`RowLinear`] | [`Columns<A>`] | [`Partial<A>`] |
+//! | [`Norm`], [`RowBias`], [`dropout`], [`Positions`] | [`Whole`] or [`Split<A>`] | the same |
+//! | [`gated`], [`activate`] | all but [`Partial<A>`] | the same |
+//! | [`Attention`] | [`Whole`] or [`Columns<A>`] | the same |
+//! | [`TokenEmbedding`] | tokens | [`Whole`], or [`Partial<A>`] of a split table |
+//!
+//! Backward passes go the other way: what a layer takes forward is what `backward` gives, except
+//! that the input gradient of a [`ColumnLinear`] is [`Partial<A>`] and [`RowLinear`] takes a
+//! [`Whole`] gradient of its output. So a block with sequence parallelism is
+//!
+//! ```text
+//! forward    norm  all_gather  ColumnLinear  gated  RowLinear  reduce_scatter
+//! backward   norm  reduce_scatter  ColumnLinear  gated  RowLinear  all_gather    (right to left)
+//! ```
+//!
+//! Each layer has `forward`, `backward` (with respect to its input) and `weights`, the work that
+//! [`Gradients::add`] runs now or later. What a layer reads for its backward pass is shared
+//! ([`Tensor::share`]). What works in place takes its tensor by value, and copies it only if it is
+//! shared. A collective that was started (`start_...`) runs while what follows computes, until
+//! [`InFlight::wait`].
+//!
+//! Numbers of rows and columns are those of one rank. Where the compiler cannot infer them, give
+//! the result a type: `let h: Tensor<D, Whole, TOKENS, HIDDEN> = tp.all_gather(&h)?;`
 
 mod activation;
 mod attention;
