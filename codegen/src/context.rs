@@ -86,11 +86,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "passes": program.passes.iter().map(|passes| write_passes(passes)).collect::<Vec<_>>(),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
         "post_validation": program.post_validation,
-        "shard": shard(
-            lowered,
-            shapes::vocabulary_shard_rows(spec.vocab, program.mesh.tp * program.mesh.pp),
-            printer.element_bytes,
-        ),
+        "shard": shard(lowered, printer.element_bytes),
         "prediction": prediction(plan),
     })
 }

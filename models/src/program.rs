@@ -1,7 +1,7 @@
 //! What a generated trainer knows at compile time: the model, its split, and the passes of each
 //! pipeline rank.
 //!
-//! Made from a checked plan; `codegen` writes it out as source, `runtime` runs it.
+//! Made from a checked plan. `codegen` lowers it to layers, which are printed or run directly.
 
 pub use crate::decisions::Recompute;
 
@@ -138,13 +138,6 @@ impl Program {
     /// The pipeline rank of the last stage; the first stage's is 0.
     pub fn last_rank(&self) -> usize {
         self.layout.rank_of(self.mesh.pp as usize, self.stages.len().saturating_sub(1))
-    }
-
-    /// Whether pipeline rank `rank` holds a tied embedding and output layer as one tensor in two
-    /// of its chunks.
-    pub fn shares_table(&self, rank: usize) -> bool {
-        let ends = rank == 0 && self.last_rank() == 0;
-        self.model.tied_embeddings && self.vocab.is_none() && ends && self.stages.len() > 1
     }
 
     /// The stages of pipeline rank `rank`, in the order of its chunks.

@@ -10,7 +10,8 @@ use crate::state::params::{Inventory, ParameterSlice};
 use std::any::Any;
 use std::ops::Range;
 
-/// What a stage holds: consecutive layers, and maybe what comes before the first and after the last.
+/// What a stage holds: consecutive layers, and maybe what comes before the first and after the
+/// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageShape {
     /// Whether it begins with the input layer.

@@ -111,8 +111,8 @@ impl<D: Device> Stage<D> for Model {
         let tp = Group::<D, Tp>::tp(ctx);
         let x = tp.all_reduce(self.embedding.forward(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
-        let (gated, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
-        let a = gated(ctx, Activation::Silu, &gated, &up);
+        let (g, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
+        let a = gated(ctx, Activation::Silu, &g, &up);
         let branch = tp.all_reduce(self.down.forward(ctx, &a))?;
         let (y, n, t) = self.last_norm.forward(ctx, Stream::sum(&x, branch));
         let logits = self.output.forward(ctx, &n);
@@ -120,7 +120,7 @@ impl<D: Device> Stage<D> for Model {
         let (sum, target) = self.loss.sums(ctx, &logits, &max);
         let (sum, target) = (tp.sum(sum)?, tp.sum(target)?);
         let losses = self.loss.loss(ctx, &max, &sum, &target).into_losses(ctx);
-        let (block, wide, last) = ((x, s, h), (gated, up, a), (y, t, n));
+        let (block, wide, last) = ((x, s, h), (g, up, a), (y, t, n));
         let saved = Saved { block, wide, last, logits, softmax: (max, sum) };
         Ok((StageOutput::Losses(losses), Box::new(saved)))
     }
@@ -134,7 +134,7 @@ impl<D: Device> Stage<D> for Model {
     ) -> Result<Buffer<D>, CommError> {
         let tp = Group::<D, Tp>::tp(ctx);
         let Saved { block, wide, last, logits, softmax } = own(kept);
-        let ((x, s, h), (gated, up, a), (y, t, n)) = (block, wide, last);
+        let ((x, s, h), (g, up, a), (y, t, n)) = (block, wide, last);
         let dlogits = self.loss.gradient(ctx, logits, &softmax.0, &softmax.1);
         gradients.add(self.output.weights(&n, &dlogits));
         let dn = tp.all_reduce(self.output.backward(ctx, &dlogits))?;
@@ -142,7 +142,7 @@ impl<D: Device> Stage<D> for Model {
         let dy = self.last_norm.backward(ctx, &y, &t, &dn);
         gradients.add(self.down.weights(&a, &dy));
         let da = self.down.backward(ctx, &dy);
-        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &gated, &up, &da);
+        let (dgate, dup) = gated_backward(ctx, Activation::Silu, &g, &up, &da);
         gradients.add(self.gate.weights(&h, &dgate));
         gradients.add(self.up.weights(&h, &dup));
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));

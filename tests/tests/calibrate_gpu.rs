@@ -2,6 +2,7 @@
 //! cluster file is written and read. At every measured point the cost model then gives the measured
 //! time.
 
+use measure::{Bench, BenchPart, LayerSize, Sweep, measure};
 use models::cluster::{
     self, ClusterSpec, CollectiveKind, Core, Dtype, MeasuredGpu, Moved, Product, Step,
 };
@@ -11,7 +12,6 @@ use planner::cost::attention::{self, AttentionShape};
 use planner::cost::collective::{Collective, time_s};
 use planner::cost::{gemm, memory_bound};
 use runtime::Error;
-use measure::{Bench, BenchPart, LayerSize, Sweep, measure};
 use runtime::kernels::attention::Attention;
 use validation::calibrate::{gpu, priced_s};
 

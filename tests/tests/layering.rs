@@ -1,5 +1,6 @@
 //! Allowed dependencies between crates, checked with cargo's own metadata.
 
+use meshwright_tests::sources::{files, read, root, short};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -175,4 +176,35 @@ fn unsafe_code_of_kernels_is_where_libraries_are_called() {
         "matrix.rs",
     ];
     assert_eq!(found, libraries);
+}
+
+/// The runtime is a library for trainers: it knows no model and no plan.
+#[test]
+fn the_runtime_uses_meshes_and_passes_alone() {
+    let allowed = ["mesh", "schedule"];
+    let mut checked = 0;
+    for path in files(&root().join("runtime/src")) {
+        let text = read(&path);
+        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for used in line.split("models::").skip(1) {
+                checked += 1;
+                assert!(
+                    allowed.iter().any(|module| used.trim_start_matches('{').starts_with(module)),
+                    "{}: `{line}`: of `models`, the runtime uses {allowed:?} alone",
+                    short(&path)
+                );
+            }
+        }
+    }
+    assert!(checked > 0, "no file uses `models`: the test looks in the wrong place");
+}
+
+#[test]
+fn what_turns_plans_into_trainers_depends_on_models_and_the_runtime() {
+    let graph = graph();
+    assert_eq!(ours(&graph, "meshwright-codegen"), names(&["models"]));
+    let direct = names(&["codegen", "kernels", "models", "runtime"]);
+    assert_eq!(ours(&graph, "meshwright-direct"), direct);
+    let measure = names(&["direct", "kernels", "models", "runtime"]);
+    assert_eq!(ours(&graph, "meshwright-measure"), measure);
 }

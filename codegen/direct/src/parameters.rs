@@ -195,7 +195,7 @@ pub fn shard(lowered: &Lowered) -> Option<ops::ShardSpec> {
         input: of(shard.input.name),
         output: shard.output.as_ref().map(|output| of(output.name)),
         passes: shard.passes,
-        pipeline_ranks: lowered.program.mesh.pp as usize,
+        rows: shard.rows as usize,
         scale: model.numerics.embedding_scale,
         soft_cap: model.final_soft_cap,
     })

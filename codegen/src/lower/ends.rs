@@ -6,6 +6,7 @@ use super::op::{Op, Reduction};
 use super::{FieldKind, Segment, Sizes, TensorNames, Type, Width};
 use models::program::{Program, Recompute};
 use models::schedule::VocabPasses;
+use models::shapes;
 
 /// A table of the vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Shard {
     pub input: Table,
     /// The output matrix, unless it is the input table.
     pub output: Option<Table>,
+    /// Rows of each rank, padding included.
+    pub rows: u64,
     /// The algorithm's passes.
     pub passes: VocabPasses,
 }
@@ -29,7 +32,9 @@ pub struct Shard {
 pub(super) fn shard(program: &Program, names: TensorNames) -> Option<Shard> {
     let passes = program.vocab?;
     let output = (!program.model.tied_embeddings).then(|| Table { name: names.output() });
-    Some(Shard { input: Table { name: names.embedding() }, output, passes })
+    let shards = program.mesh.pp * program.mesh.tp;
+    let rows = shapes::vocabulary_shard_rows(program.model.vocab, shards);
+    Some(Shard { input: Table { name: names.embedding() }, output, rows, passes })
 }
 
 /// Before the first layer. Where the vocabulary is split over the pipeline it is given the tokens'

@@ -2,9 +2,9 @@
 //! happens.
 //!
 //! A [`Segment`] is a part of a stage: the input layer, one transformer layer, or the output layer.
-//! It is a list of operations in single assignment form, with shapes and placements. [`crate::print`]
-//! writes it as Rust; the crate `direct` runs it as it is. Both read the same list, so no layer is
-//! described twice.
+//! It is a list of operations in single assignment form, with shapes and placements.
+//! [`crate::print`] writes it as Rust; the crate `direct` runs it as it is. Both read the same
+//! list, so no layer is described twice.
 
 mod builder;
 mod ends;

@@ -37,7 +37,8 @@ pub struct Sizes {
     pub norm: Norm,
     /// Standard deviation of initial weights.
     pub deviation: f64,
-    /// The same, of matrices that add to the residual stream: smaller by √(2L) (GPT-2, section 2.3).
+    /// The same, of matrices that add to the residual stream: smaller by √(2L) (GPT-2, section
+    /// 2.3).
     pub stream_deviation: f64,
     /// Rotary positions.
     pub rotary: bool,

@@ -273,7 +273,7 @@ fn import(from: &str, names: &[&str]) -> String {
 }
 
 /// Values of the shared vocabulary's template.
-pub fn shard(lowered: &Lowered, rows: u64, element_bytes: u64) -> Json {
+pub fn shard(lowered: &Lowered, element_bytes: u64) -> Json {
     let Some(shard) = &lowered.shard else { return Json::Null };
     let sizes = &lowered.sizes;
     let tokens = text::size(sizes.tokens * sizes.hidden * element_bytes);
@@ -305,7 +305,7 @@ pub fn shard(lowered: &Lowered, rows: u64, element_bytes: u64) -> Json {
         .as_ref()
         .map_or_else(|| "None".to_owned(), |table| format!("Some(table(\"{}\"))", table.name));
     json!({
-        "rows": rows,
+        "rows": shard.rows,
         "input": shard.input.name,
         "output": output,
         "passes": format!("{:?}", shard.passes),

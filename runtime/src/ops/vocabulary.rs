@@ -54,8 +54,8 @@ pub struct ShardSpec {
     pub output: Option<VocabTable>,
     /// The algorithm's passes.
     pub passes: VocabPasses,
-    /// Ranks of the pipeline.
-    pub pipeline_ranks: usize,
+    /// Rows of each rank, padding included.
+    pub rows: usize,
     /// Factor of the embedding rows.
     pub scale: f64,
     /// Bound of the logits (Gemma 2).
@@ -223,8 +223,7 @@ fn unknown(what: &str) -> CommError {
 impl VocabularyShard {
     /// Declares this rank's rows of the tables.
     pub fn declare(spec: &ShardSpec, pipeline_rank: usize, inventory: &mut Inventory) -> Self {
-        let placement =
-            Placement::OverPipeline { pipeline_rank, pipeline_ranks: spec.pipeline_ranks };
+        let placement = Placement::OverPipeline { pipeline_rank, rows: spec.rows };
         let begin = inventory.elements();
         let mut declare =
             |table: &VocabTable| inventory.declare(table.declaration(placement.clone()));

@@ -79,7 +79,8 @@ pub struct Rank<'a, D: Space> {
 }
 
 impl<'a, D: Device> Rank<'a, D> {
-    /// Declares this rank's parameters as `stages` says. Weights are zero until initialised or loaded.
+    /// Declares this rank's parameters as `stages` says. Weights are zero until initialised or
+    /// loaded.
     ///
     /// # Errors
     /// Those of any collective call.

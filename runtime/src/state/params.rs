@@ -9,7 +9,6 @@
 use crate::comm::Element;
 use crate::device::Space;
 use crate::state::buffer::Buffer;
-use models::shapes;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -40,8 +39,8 @@ pub enum Placement {
     OverPipeline {
         /// The pipeline rank that declares it.
         pipeline_rank: usize,
-        /// Number of pipeline ranks.
-        pipeline_ranks: usize,
+        /// Rows of each rank, padding included.
+        rows: usize,
     },
 }
 
@@ -141,9 +140,8 @@ impl Declaration {
                 Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
             Placement::Vocabulary => vocabulary_rows(rows, rows.div_ceil(tp), rank, columns),
-            Placement::OverPipeline { pipeline_rank, pipeline_ranks } => {
-                let each = shapes::vocabulary_shard_rows(rows as u64, (pipeline_ranks * tp) as u64);
-                vocabulary_rows(rows, each as usize, pipeline_rank * tp + rank, columns)
+            Placement::OverPipeline { pipeline_rank, rows: each } => {
+                vocabulary_rows(rows, *each, pipeline_rank * tp + rank, columns)
             }
         }
     }

@@ -61,7 +61,8 @@ fn known_kinds() -> String {
     KINDS.map(|kind| kind.to_string()).join(", ")
 }
 
-/// The passes that a line stands for ([`super::write_passes`] has the notation). Blanks may be any white space.
+/// The passes that a line stands for ([`super::write_passes`] has the notation). Blanks may be any
+/// white space.
 /// The passes may be unable to run: see [`crate::schedule::Schedule::validate`].
 ///
 /// # Errors
