@@ -68,7 +68,7 @@ fn defaults_replay_a_golden_case() {
     again.init_from = Some(weights);
     again.steps = 1;
     train::<f32, _>(
-        &Split { tp: 4, ..Split::default() }.program(&model("llama_gqa")),
+        &Direct::new(&Split { tp: 4, ..Split::default() }.program(&model("llama_gqa"))),
         &again,
         &Interrupt::default(),
     )
@@ -201,7 +201,7 @@ fn metrics(folder: &str, program: &Program) -> (Vec<Value>, f64) {
     let path = folder.file("run.jsonl");
     let flags = Flags { steps: 10, ..flags("llama_gqa", &[("metrics", &path)]) };
     let begun = Instant::now();
-    train::<f32, _>(program, &flags, &Interrupt::default()).unwrap();
+    train::<f32, _>(&Direct::new(program), &flags, &Interrupt::default()).unwrap();
     (json_lines(&path), begun.elapsed().as_secs_f64())
 }
 

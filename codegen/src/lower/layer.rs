@@ -19,6 +19,7 @@ struct Half {
 }
 
 /// What the backward pass reads of half a layer.
+#[derive(Clone, Copy)]
 struct HalfValues {
     x: Value,
     h: Value,
