@@ -16,6 +16,12 @@ pub fn listed(indent: usize, head: &str, items: &[String], tail: &str) -> Vec<St
     if line.len() <= in_width(indent) || items.is_empty() {
         return vec![line];
     }
+    // What is assigned goes to the next line if it fits there.
+    if let Some((name, value)) = line.split_once(" = ").filter(|_| head.contains(" = ")) {
+        if 4 + value.len() <= in_width(indent) {
+            return vec![format!("{name} ="), format!("    {value}")];
+        }
+    }
     let items = items.iter().map(|item| format!("    {item},"));
     std::iter::once(head.to_owned()).chain(items).chain([tail.to_owned()]).collect()
 }
@@ -75,6 +81,7 @@ mod tests {
         assert_eq!(listed(0, "let X {", &items, "} = y;"), ["let X { a, b } = y;"]);
         assert_eq!(listed(90, "f(", &items, ");"), ["f(a, b);"]);
         assert_eq!(listed(96, "f(", &items, ");"), ["f(", "    a,", "    b,", ");"]);
+        assert_eq!(listed(86, "let x = f(", &items, ");"), ["let x =", "    f(a, b);"]);
     }
 
     #[test]
