@@ -10,6 +10,7 @@ use meshwright_tests::golden::{folder as golden, planned};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Residual stream split over the tensor-parallel ranks.
@@ -406,6 +407,9 @@ const EDITS: &[Edit] = &[
     ),
 ];
 
+/// The programs' folders and trainers, which one test at a time uses.
+static FOLDERS: Mutex<()> = Mutex::new(());
+
 /// A generated program in a folder of its own.
 struct Program {
     folder: PathBuf,
@@ -513,7 +517,8 @@ fn compiler() -> String {
 
 #[test]
 fn planted_edits_do_not_compile() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("unoptimized");
+    let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("edits");
     let update = std::env::var_os("UPDATE_SNAPSHOTS").is_some();
     let version = folder.join("compiler.txt");
     if update {
@@ -565,6 +570,7 @@ const PASSES: [(&str, &str, &str, &str); 3] = [
 
 #[test]
 fn trainers_refuse_passes_that_cannot_run() {
+    let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Program::generated(SPLIT);
     for (name, from, to, says) in PASSES {
         let built = program.built(name, &[("passes.rs", from, to)]);
