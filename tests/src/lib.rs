@@ -2,7 +2,9 @@
 //! brute-force answers to compare with.
 
 pub mod brute;
+pub mod crates;
 pub mod golden;
+pub mod pairs;
 pub mod random;
 pub mod small;
 pub mod sources;

@@ -1,0 +1,613 @@
+//! Planted edits of generated programs: none compiles, and the compiler's message names the cause.
+//! What types cannot see is refused when the trainer starts.
+//!
+//! `tests/edits` has the messages.
+#![cfg(feature = "slow")]
+
+use codegen::{RuntimeSource, generate};
+use meshwright_tests::crates::{build, first_error, runtime, write_all};
+use meshwright_tests::golden::{folder as golden, planned};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Residual stream split over the tensor-parallel ranks.
+const SPLIT: &str = "true";
+/// Residual stream whole on each of them.
+const WHOLE: &str = "false";
+
+/// Path below `src`, a text that occurs once, and what replaces it.
+type Replacement = (&'static str, &'static str, &'static str);
+
+struct Edit {
+    name: &'static str,
+    /// Program that is edited.
+    program: &'static str,
+    replacements: &'static [Replacement],
+    /// What the message must say.
+    says: &'static [&'static str],
+}
+
+const fn edit(
+    name: &'static str,
+    program: &'static str,
+    replacements: &'static [Replacement],
+    says: &'static [&'static str],
+) -> Edit {
+    Edit { name, program, replacements, says }
+}
+
+const EDITS: &[Edit] = &[
+    // Layers that are split in another way.
+    edit(
+        "down_is_not_split",
+        SPLIT,
+        &[
+            (
+                "layer.rs",
+                "    down: RowLinear<Tp, INNER, HIDDEN>,",
+                "    down: Linear<{ INNER * TP }, HIDDEN>,",
+            ),
+            ("layer.rs", "down: RowLinear::declare", "down: Linear::declare"),
+        ],
+        &["expected `&Tensor<D, Whole, _, 176>`, found `&Tensor<D, Columns<Tp<2>>, 32, 88>`"],
+    ),
+    edit(
+        "q_is_not_split",
+        SPLIT,
+        &[
+            (
+                "layer.rs",
+                "    q: ColumnLinear<Tp, HIDDEN, QUERY>,",
+                "    q: Linear<HIDDEN, { QUERY * TP }>,",
+            ),
+            ("layer.rs", "q: ColumnLinear::declare", "q: Linear::declare"),
+        ],
+        &["Columns<Tp<2>>", "Whole"],
+    ),
+    edit(
+        "down_has_another_width",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "    down: RowLinear<Tp, INNER, HIDDEN>,",
+            "    down: RowLinear<Tp, INNER, { HIDDEN / 2 }>,",
+        )],
+        &["expected `64`, found `32`", "Tensor<_, _, 16, 64>"],
+    ),
+    edit(
+        "down_is_column_parallel",
+        SPLIT,
+        &[
+            (
+                "layer.rs",
+                "    down: RowLinear<Tp, INNER, HIDDEN>,",
+                "    down: ColumnLinear<Tp, INNER, HIDDEN>,",
+            ),
+            ("layer.rs", "down: RowLinear::declare", "down: ColumnLinear::declare"),
+        ],
+        &["Whole", "Columns<Tp<2>>"],
+    ),
+    edit(
+        "output_matrix_is_not_split",
+        SPLIT,
+        &[(
+            "last.rs",
+            "    output: ColumnLinear<Tp, HIDDEN, VOCAB_ROWS>,",
+            "    output: ColumnLinear<Tp, HIDDEN, VOCAB>,",
+        )],
+        &["258", "515"],
+    ),
+    edit(
+        "token_table_is_not_split",
+        SPLIT,
+        &[(
+            "first.rs",
+            "    tokens: TokenEmbedding<Partial<Tp>, VOCAB_ROWS, HIDDEN>,",
+            "    tokens: TokenEmbedding<Whole, VOCAB, HIDDEN>,",
+        )],
+        &["Partial<Tp<2>>", "Whole"],
+    ),
+    edit(
+        "token_table_of_split_rows",
+        SPLIT,
+        &[(
+            "first.rs",
+            "    tokens: TokenEmbedding<Partial<Tp>, VOCAB_ROWS, HIDDEN>,",
+            "    tokens: TokenEmbedding<Split<Tp>, VOCAB_ROWS, HIDDEN>,",
+        )],
+        &["a lookup in the token table gives `Whole` rows or a `Partial` sum, not `Split<Tp<2>>`"],
+    ),
+    edit(
+        "attention_of_split_rows",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "    attention: Attention<Columns<Tp>, QUERY, KEY_VALUE>,",
+            "    attention: Attention<Split<Tp>, QUERY, KEY_VALUE>,",
+        )],
+        &["attention takes whole heads of all tokens, not `Split<Tp<2>>`"],
+    ),
+    edit(
+        "loss_of_partial_sums",
+        SPLIT,
+        &[(
+            "last.rs",
+            "    loss: CrossEntropy<Columns<Tp>, VOCAB_ROWS>,",
+            "    loss: CrossEntropy<Partial<Tp>, VOCAB_ROWS>,",
+        )],
+        &["the loss takes logits of all tokens, not `Partial<Tp<2>>`"],
+    ),
+    // Collectives that are missing.
+    edit(
+        "gather_before_q_is_missing",
+        SPLIT,
+        &[("layer.rs", "self.q.forward(ctx, &full_1)", "self.q.forward(ctx, &h_1)")],
+        &["expected `&Tensor<D, Whole, _, 64>`, found `&Tensor<D, Split<Tp<2>>, 16, 64>`"],
+    ),
+    edit(
+        "gather_before_output_matrix_is_missing",
+        SPLIT,
+        &[("last.rs", "self.output.forward(ctx, &full)", "self.output.forward(ctx, &h)")],
+        &["Whole", "Split<Tp<2>>"],
+    ),
+    edit(
+        "gather_before_token_gradient_is_missing",
+        SPLIT,
+        &[("first.rs", "self.tokens.weights(ctx, &dfull)", "self.tokens.weights(ctx, &dx)")],
+        &["Whole", "Split<Tp<2>>"],
+    ),
+    edit(
+        "reduce_scatter_is_missing",
+        SPLIT,
+        &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, part_1)")],
+        &["Split<Tp<2>>", "Partial<Tp<2>>"],
+    ),
+    edit(
+        "all_reduce_is_missing",
+        WHOLE,
+        &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, part_1)")],
+        &["Whole", "Partial<Tp<2>>"],
+    ),
+    edit(
+        "all_reduce_in_backward_is_missing",
+        WHOLE,
+        &[
+            ("layer.rs", "let dh_1: Rows<D> = leaving.wait()?;", "let dh_1 = dpart;"),
+            (
+                "layer.rs",
+                "let dpart = self.v.add_backward(ctx, &dv, dpart);\n        \
+                 let leaving = tp.start_all_reduce(dpart)?; // tp: 8.2 kB",
+                "let dpart = self.v.add_backward(ctx, &dv, dpart);",
+            ),
+        ],
+        &["Whole", "Partial<Tp<2>>"],
+    ),
+    edit(
+        "reduction_of_looked_up_rows_is_missing",
+        WHOLE,
+        &[
+            ("first.rs", "        let x: Rows<D> = tp.all_reduce(part)?; // tp: 8.2 kB\n", ""),
+            ("first.rs", "Stream::begin(x)", "Stream::begin(part)"),
+        ],
+        &["a norm takes whole rows of the residual stream, not `Partial<Tp<2>>`"],
+    ),
+    edit(
+        "norm_of_a_part",
+        SPLIT,
+        &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::begin(part_1)")],
+        &["a norm takes whole rows of the residual stream, not `Partial<Tp<2>>`"],
+    ),
+    edit(
+        "activation_of_partial_sums",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "let part_2 = self.down.forward(ctx, &inner);",
+            "let part_2 = activate(ctx, ACTIVATION, &self.down.forward(ctx, &inner));",
+        )],
+        &["an activation takes final values, not `Partial<Tp<2>>`"],
+    ),
+    edit(
+        "sum_of_exponentials_is_not_reduced",
+        SPLIT,
+        &[("last.rs", "        let sum_exp = tp.sum(sum_exp)?; // tp: 128 B\n", "")],
+        &["Whole", "Partial<Tp<2>>"],
+    ),
+    // Collectives that are wrong.
+    edit(
+        "reduced_twice",
+        WHOLE,
+        &[(
+            "layer.rs",
+            "let stream = Stream::sum(&x_1, sum_1);",
+            "let sum_1: Rows<D> = tp.all_reduce(part_1)?;\n        \
+             let stream = Stream::sum(&x_1, sum_1);",
+        )],
+        &["use of moved value: `part_1`"],
+    ),
+    edit(
+        "reduced_again",
+        WHOLE,
+        &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, tp.all_reduce(sum_1)?)")],
+        &["Partial<Tp<2>>", "Whole"],
+    ),
+    edit(
+        "all_reduce_instead_of_reduce_scatter",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "let sum_1: Rows<D> = tp.reduce_scatter(part_1)?;",
+            "let sum_1: Rows<D> = tp.all_reduce(part_1)?;",
+        )],
+        &["Split<Tp<2>>", "Whole"],
+    ),
+    edit(
+        "maximum_is_summed",
+        SPLIT,
+        &[("last.rs", "tp.max(max)?", "tp.sum(max)?")],
+        &["Partial<Tp<2>>", "PartialMax<Tp<2>>"],
+    ),
+    edit(
+        "group_of_another_size",
+        SPLIT,
+        &[("plan.rs", "Group<'a, D, Tp> {", "Group<'a, D, runtime::layers::Tp<4>> {")],
+        &["expected `4`, found `2`", "Partial<Tp<4>>", "Partial<Tp<2>>"],
+    ),
+    edit(
+        "axis_of_another_size",
+        SPLIT,
+        &[(
+            "plan.rs",
+            "pub type Tp = runtime::layers::Tp<TP>;",
+            "pub type Tp = runtime::layers::Tp<4>;",
+        )],
+        &["all ranks' rows must be those of the summands", "--> src/first.rs:56"],
+    ),
+    edit(
+        "group_of_another_axis",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "        let (x_1, h_1, s_1) = self.norm_1.forward(ctx, stream);",
+            "        let tp: Group<'_, D, Dp<TP>> = tp;\n        \
+             let (x_1, h_1, s_1) = self.norm_1.forward(ctx, stream);",
+        )],
+        &["Dp<2>", "Tp<2>"],
+    ),
+    edit(
+        "sum_over_another_axis",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "    down: RowLinear<Tp, INNER, HIDDEN>,",
+            "    down: RowLinear<Dp<TP>, INNER, HIDDEN>,",
+        )],
+        &["Columns<Dp<2>>", "Columns<Tp<2>>"],
+    ),
+    edit(
+        "gathered_rows_where_rows_are_split",
+        SPLIT,
+        &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, full_1)")],
+        &["Split<Tp<2>>", "Whole"],
+    ),
+    edit(
+        "rows_are_not_divided",
+        SPLIT,
+        &[("plan.rs", "pub const ROWS: usize = TOKENS / TP;", "pub const ROWS: usize = TOKENS;")],
+        &["all ranks' rows must be those of the summands", "--> src/first.rs:56"],
+    ),
+    edit(
+        "rows_and_tokens_are_swapped",
+        SPLIT,
+        &[
+            (
+                "plan.rs",
+                "pub type Rows<D> = Tensor<D, Split<Tp>, ROWS, HIDDEN>;",
+                "pub type Rows<D> = Tensor<D, Split<Tp>, TOKENS, HIDDEN>;",
+            ),
+            (
+                "plan.rs",
+                "pub type Residual<D> = Stream<D, Split<Tp>, ROWS, HIDDEN>;",
+                "pub type Residual<D> = Stream<D, Split<Tp>, TOKENS, HIDDEN>;",
+            ),
+            (
+                "plan.rs",
+                "pub type Full<D> = Tensor<D, Whole, TOKENS, HIDDEN>;",
+                "pub type Full<D> = Tensor<D, Whole, ROWS, HIDDEN>;",
+            ),
+        ],
+        &["expected `32`, found `16`"],
+    ),
+    edit(
+        "wait_is_missing",
+        SPLIT,
+        &[("layer.rs", "let dh_1: Rows<D> = leaving.wait()?;", "let dh_1: Rows<D> = leaving;")],
+        &["expected `Tensor<D, Split<Tp<2>>, 16, 64>`, found `InFlight"],
+    ),
+    edit(
+        "used_before_wait",
+        SPLIT,
+        &[("layer.rs", "self.q.weights(&full_1, &dq)", "self.q.weights(&again, &dq)")],
+        &["expected `&Tensor<D, Whole, 32, 64>`, found `&InFlight<"],
+    ),
+    edit(
+        "waited_twice",
+        SPLIT,
+        &[(
+            "layer.rs",
+            "let dh_1: Rows<D> = leaving.wait()?;",
+            "let dh_1: Rows<D> = leaving.wait()?;\n        let dh_1: Rows<D> = leaving.wait()?;",
+        )],
+        &["use of moved value: `leaving`"],
+    ),
+    // Gradients and what is kept.
+    edit(
+        "gradient_of_another_width",
+        SPLIT,
+        &[("layer.rs", "self.q.weights(&full_1, &dq)", "self.q.weights(&full_1, &dk)")],
+        &["expected `32`, found `16`"],
+    ),
+    edit(
+        "weights_of_split_rows",
+        SPLIT,
+        &[("layer.rs", "self.q.weights(&full_1, &dq)", "self.q.weights(&h_1, &dq)")],
+        &["Whole", "Split<Tp<2>>"],
+    ),
+    edit(
+        "keys_kept_as_queries",
+        SPLIT,
+        &[("layer.rs", "        k: KeyValue<D>,", "        k: Query<D>,")],
+        &["expected `32`, found `16`"],
+    ),
+    // Stages.
+    edit(
+        "stages_are_swapped",
+        SPLIT,
+        &[(
+            "plan.rs",
+            "    StageShape { input: true, first_layer: 0, layers: 2, output: false },\n    \
+             StageShape { input: false, first_layer: 2, layers: 2, output: true },\n",
+            "    StageShape { input: false, first_layer: 2, layers: 2, output: true },\n    \
+             StageShape { input: true, first_layer: 0, layers: 2, output: false },\n",
+        )],
+        &["the first stage, and no other, has the input layer"],
+    ),
+    edit(
+        "layer_between_stages_is_missing",
+        SPLIT,
+        &[("plan.rs", "first_layer: 2, layers: 2", "first_layer: 3, layers: 1")],
+        &["must begin with the layer behind"],
+    ),
+    edit(
+        "last_layer_is_missing",
+        SPLIT,
+        &[("plan.rs", "first_layer: 2, layers: 2", "first_layer: 2, layers: 1")],
+        &["the stages must hold all layers"],
+    ),
+    edit(
+        "first_stage_has_no_input",
+        SPLIT,
+        &[("plan.rs", "{ input: true,", "{ input: false,")],
+        &["the first stage, and no other, has the input layer"],
+    ),
+    edit(
+        "ranks_do_not_divide_heads",
+        SPLIT,
+        &[("plan.rs", "pub const TP: usize = 2;", "pub const TP: usize = 3;")],
+        &["tp must divide the query heads"],
+    ),
+    edit(
+        "passes_of_a_rank_are_missing",
+        SPLIT,
+        &[("passes.rs", "    \"4x(F BW)\",\n", "")],
+        &["expected an array with a size of 2, found one with a size of 1"],
+    ),
+];
+
+/// The programs' folders and trainers, which one test at a time uses.
+static FOLDERS: Mutex<()> = Mutex::new(());
+
+/// A generated program in a folder of its own.
+struct Program {
+    folder: PathBuf,
+    files: BTreeMap<&'static str, String>,
+}
+
+impl Program {
+    fn generated(sequence_parallel: &str) -> Self {
+        let split = format!("sequence_parallel={sequence_parallel}");
+        let settings =
+            ["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "recompute=none", &split];
+        let plan = planned("llama_gqa", 8, &settings);
+        let text = plan.to_yaml().expect("plans can be written");
+        let files = generate(&plan, &text, &RuntimeSource::Path(runtime()));
+        let files = files.expect("it can be trained");
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("edits-{split}"));
+        Self { folder, files }
+    }
+
+    /// The build of the program with these replacements.
+    fn built(&self, name: &str, replacements: &[Replacement]) -> Output {
+        let mut files = self.files.clone();
+        for (path, from, to) in replacements {
+            let path = format!("src/{path}");
+            let text = files.get_mut(path.as_str()).unwrap_or_else(|| panic!("{name}: no {path}"));
+            let found = text.matches(from).count();
+            assert_eq!(found, 1, "{name}: {path} has {found} of\n{from}");
+            *text = text.replace(from, to);
+        }
+        write_all(&self.folder, files.iter().map(|(path, text)| (*path, text.as_str())));
+        build(&self.folder, &target())
+    }
+}
+
+fn target() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("unoptimized")
+}
+
+/// The first error, the same on every machine.
+fn message(build: &Output) -> Option<String> {
+    Some(first_error(build)?.iter().map(|part| plain(part)).collect())
+}
+
+/// The message without what differs between machines: paths of the machine, and line numbers of
+/// the library and the compiler.
+fn plain(rendered: &str) -> String {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("there is one");
+    let text = rendered.replace(&format!("{}/", workspace.display()), "");
+    // `/rustc/COMMIT/library/..`
+    let text = match text.split_once("/rustc/").and_then(|(_, rest)| rest.split_once('/')) {
+        Some((commit, _)) => text.replace(&format!("/rustc/{commit}/"), ""),
+        None => text,
+    };
+    let (mut own, mut lines) = (true, Vec::new());
+    // Where the compiler leaves the full names of types.
+    let leaves =
+        |line: &&str| line.contains("full name for the type") || line.contains("--verbose");
+    for line in text.lines().filter(|line| !leaves(line)) {
+        let Some((left, right)) = gutter(line) else {
+            lines.push(line.to_owned());
+            continue;
+        };
+        let (number, mark) = (left.trim(), right.split(' ').next().unwrap_or_default());
+        if matches!(mark, "-->" | ":::") {
+            own = right[mark.len()..].trim_start().starts_with("src/");
+        }
+        let place = matches!(mark, "-->" | ":::") && !own;
+        let right = if place { right.split(".rs:").next().unwrap_or(right) } else { right };
+        let end = if place { ".rs" } else { "" };
+        let number = if own { number } else { "" };
+        lines.push(format!("{number:>4} {right}{end}").trim_end().to_owned());
+    }
+    lines.join("\n").trim_end().to_owned() + "\n"
+}
+
+/// A line number, if any, and what stands right of it.
+fn gutter(line: &str) -> Option<(&str, &str)> {
+    let right = line.trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
+    let left = &line[..line.len() - right.len()];
+    let begins = ["|", "-->", ":::", "= "].iter().any(|mark| right.starts_with(mark));
+    (begins && !left.is_empty()).then_some((left, right))
+}
+
+/// The edit as a difference, then the message.
+fn shown(edit: &Edit, message: &str) -> String {
+    let (mut text, mut last) = (String::new(), "");
+    for (path, from, to) in edit.replacements {
+        if *path != last {
+            text += &format!("src/{path}\n");
+        }
+        last = path;
+        for (mark, part) in [('-', from), ('+', to)] {
+            text.extend(part.lines().map(|line| format!("{mark} {}\n", line.trim())));
+        }
+    }
+    text + "\n" + message
+}
+
+/// The compiler whose messages are kept.
+fn compiler() -> String {
+    let output = Command::new("rustc").arg("--version").output().expect("rustc runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ") + "\n"
+}
+
+#[test]
+fn planted_edits_do_not_compile() {
+    let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("edits");
+    let update = std::env::var_os("UPDATE_SNAPSHOTS").is_some();
+    let version = folder.join("compiler.txt");
+    if update {
+        std::fs::write(&version, compiler()).expect("snapshots can be written");
+    }
+    // Other compilers use other words: then only what a message must say is checked.
+    let same = std::fs::read_to_string(version).is_ok_and(|known| known == compiler());
+    let mut wrong = Vec::new();
+    for split in [SPLIT, WHOLE] {
+        let program = Program::generated(split);
+        let output = program.built("no edit", &[]);
+        let found = message(&output);
+        assert!(output.status.success() && found.is_none(), "{}", found.unwrap_or_default());
+        for edit in EDITS.iter().filter(|edit| edit.program == split) {
+            let name = edit.name;
+            let output = program.built(name, edit.replacements);
+            let Some(found) = message(&output).filter(|_| !output.status.success()) else {
+                wrong.push(format!("{name} compiles"));
+                continue;
+            };
+            let short = found.replace("runtime::layers::", "");
+            let missing = edit.says.iter().filter(|phrase| !short.contains(**phrase));
+            wrong.extend(missing.map(|phrase| format!("{name} does not say `{phrase}`:\n{found}")));
+            let (path, text) = (folder.join(format!("{name}.txt")), shown(edit, &found));
+            if update {
+                std::fs::write(&path, &text).expect("snapshots can be written");
+            }
+            if same && std::fs::read_to_string(&path).unwrap_or_default() != text {
+                wrong.push(format!(
+                    "the message of {name} changed:\n{text}\nAccept it with\n  UPDATE_SNAPSHOTS=1 \
+                     cargo test -p meshwright-tests --features slow --test planned_edits"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} problems\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// How long a trainer may take to refuse its passes.
+const REFUSED_WITHIN: Duration = Duration::from_secs(20);
+
+/// Lines of passes that cannot run: name, what is replaced, and what the trainer says.
+const PASSES: [(&str, &str, &str, &str); 3] = [
+    // Each pipeline rank waits for the other: passes 2 and 5 of the last rank are swapped.
+    ("ranks wait for each other", "\"4x(F BW)\"", "\"F F:2 F:1 BW:1 BW:0 BW:2 F:3 BW:3\"", ""),
+    ("a backward pass comes first", "\"4x(F BW)\"", "\"4x(BW F)\"", ""),
+    ("an unknown word", "\"4x(F BW)\"", "\"4x(F BX)\"", "pipeline rank 1: `BX"),
+];
+
+#[test]
+fn trainers_refuse_passes_that_cannot_run() {
+    let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let program = Program::generated(SPLIT);
+    for (name, from, to, says) in PASSES {
+        let built = program.built(name, &[("passes.rs", from, to)]);
+        assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
+        let (code, said) = started(&[]);
+        assert_eq!(code, Some(2), "{name}: {said}");
+        let text = &std::fs::read_to_string(program.folder.join("src/passes.rs"));
+        let text = text.as_ref().expect("it was written");
+        let line = text.lines().position(|line| line.contains("PassTable::new"));
+        let place = format!("error: src/passes.rs:{}: the passes cannot run: ", line.unwrap() + 1);
+        assert!(said.starts_with(&place) && said.contains(says), "{name}: {said}");
+    }
+    let built = program.built("no edit", &[]);
+    assert!(built.status.success());
+    let launched = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4")];
+    let (code, said) = started(&launched);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("the plan is for 8 ranks"), "{said}");
+}
+
+/// Starts the trainer; returns its exit code and what it says.
+fn started(variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut trainer = Command::new(target().join("debug/trainer-llama-gqa"))
+        .args(["--steps", "1", "--data"])
+        .arg(golden("llama_gqa").join("tokens.safetensors"))
+        .envs(variables.iter().copied())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it was built");
+    let begin = Instant::now();
+    while trainer.try_wait().expect("it was started").is_none() {
+        if begin.elapsed() > REFUSED_WITHIN {
+            trainer.kill().expect("it runs");
+            panic!("the trainer did not end within {REFUSED_WITHIN:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = trainer.wait_with_output().expect("it ended");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}

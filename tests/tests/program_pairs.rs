@@ -1,0 +1,336 @@
+//! Generated programs give the bits of the lowering that runs directly.
+//!
+//! The programs together have every pair of two decisions' values. They are modules of one crate,
+//! so that cargo builds once.
+#![cfg(feature = "slow")]
+
+#[path = "program_pairs/train.rs"]
+mod train;
+
+use codegen::{RuntimeSource, render};
+use direct::Direct;
+use meshwright_tests::crates::{build, first_error, runtime, write_all};
+use meshwright_tests::golden::{folder as golden, planned};
+use meshwright_tests::pairs::{combinations, covering, pairs};
+use models::decisions::{Dtype, RankOrder, Vocab};
+use models::mesh::Mesh;
+use models::model::ModelSpec;
+use models::plan::Plan;
+use models::program::{Program, Recompute, StageProgram};
+use models::schedule::{PassTimes, Schedule, ScheduleName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+const CASES: [&str; 5] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"];
+const TP: [usize; 3] = [1, 2, 4];
+const PP: [usize; 3] = [1, 2, 4];
+const DP: [usize; 2] = [1, 2];
+const MICRO_BATCH: [usize; 3] = [1, 2, 4];
+/// What layers recompute in turn.
+const RECOMPUTE: [&[Recompute]; 4] = [
+    &[Recompute::None],
+    &[Recompute::Selective],
+    &[Recompute::Full],
+    &[Recompute::Full, Recompute::Selective, Recompute::None],
+];
+const SCHEDULE: [ScheduleName; 10] = [
+    ScheduleName::GPipe,
+    ScheduleName::OneFOneB,
+    ScheduleName::Interleaved1F1B,
+    ScheduleName::ZbH1,
+    ScheduleName::InterleavedZb,
+    ScheduleName::ZbV,
+    ScheduleName::VHalf,
+    ScheduleName::DualPipe,
+    ScheduleName::DualPipeV,
+    ScheduleName::Chimera,
+];
+const VOCAB: [Vocab; 6] = [
+    Vocab::FirstLast,
+    Vocab::Tensor,
+    Vocab::Parallel1,
+    Vocab::Parallel2,
+    Vocab::ParallelNaive,
+    Vocab::Interlaced,
+];
+const VALUES: Indices = [
+    CASES.len(),
+    TP.len(),
+    PP.len(),
+    DP.len(),
+    2,
+    MICRO_BATCH.len(),
+    RECOMPUTE.len(),
+    SCHEDULE.len(),
+    VOCAB.len(),
+];
+
+/// A combination, as the index of each decision's value.
+type Indices = [usize; 9];
+
+/// Layers and sequences of every golden case.
+const LAYERS: usize = 4;
+const SEQUENCES: usize = 8;
+
+#[derive(Clone, Copy, Debug)]
+struct Combination {
+    case: &'static str,
+    tp: usize,
+    pp: usize,
+    dp: usize,
+    sequence_parallel: bool,
+    micro_batch: usize,
+    recompute: &'static [Recompute],
+    schedule: ScheduleName,
+    vocab: Vocab,
+}
+
+/// What schedules depend on.
+type Counts = (ScheduleName, usize, usize, Vocab);
+
+impl Combination {
+    fn of(of: &Indices) -> Self {
+        Self {
+            case: CASES[of[0]],
+            tp: TP[of[1]],
+            pp: PP[of[2]],
+            dp: DP[of[3]],
+            sequence_parallel: of[4] == 1,
+            micro_batch: MICRO_BATCH[of[5]],
+            recompute: RECOMPUTE[of[6]],
+            schedule: SCHEDULE[of[7]],
+            vocab: VOCAB[of[8]],
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        (self.schedule, self.pp, SEQUENCES / self.dp / self.micro_batch, self.vocab)
+    }
+
+    /// Whether it can be run, and is not another one by a second name.
+    fn exists(&self, schedules: &mut Schedules, models: &BTreeMap<&str, ModelSpec>) -> bool {
+        let named_once = (self.tp > 1 || !self.sequence_parallel)
+            && (self.pp > 1 || self.vocab == Vocab::FirstLast);
+        let heads = models[self.case].attention.heads;
+        named_once
+            && self.tp * self.pp * self.dp <= 16
+            && heads.is_multiple_of(self.tp as u64)
+            && schedules.of(self.counts()).is_some_and(|schedule| {
+                let ends = if self.vocab == Vocab::Tensor { 2 } else { 0 };
+                schedule.stages() <= LAYERS + ends
+            })
+    }
+
+    /// Layers of each stage; with `tensor` none at the ends.
+    fn layers(&self, stages: usize) -> Vec<usize> {
+        let even = |stages: usize| {
+            (0..stages).map(move |n| (n + 1) * LAYERS / stages - n * LAYERS / stages)
+        };
+        match self.vocab {
+            Vocab::Tensor if stages == 2 => vec![LAYERS, 0],
+            Vocab::Tensor => std::iter::once(0).chain(even(stages - 2)).chain([0]).collect(),
+            _ => even(stages).collect(),
+        }
+    }
+
+    fn stages(&self, count: usize) -> Vec<StageProgram> {
+        let mut in_turn = self.recompute.iter().copied().cycle();
+        let mut first_layer = 0;
+        let stage = |layers: usize| {
+            first_layer += layers;
+            let recompute = in_turn.by_ref().take(layers).collect();
+            StageProgram { first_layer: first_layer - layers, recompute }
+        };
+        self.layers(count).into_iter().map(stage).collect()
+    }
+
+    fn program(&self, model: &ModelSpec) -> Program {
+        let schedule = built(self.counts()).expect("it exists");
+        Program {
+            model: model.clone(),
+            mesh: Mesh {
+                tp: self.tp as u64,
+                cp: 1,
+                dp: self.dp as u64,
+                pp: self.pp as u64,
+                order: RankOrder::DpInner,
+            },
+            sequence_parallel: self.sequence_parallel,
+            micro_batch: self.micro_batch,
+            micro_batches: SEQUENCES / self.dp / self.micro_batch,
+            layout: schedule.layout,
+            vocab: schedule.vocab,
+            post_validation: false,
+            stages: self.stages(schedule.stages()),
+            passes: schedule.passes,
+            planned_memory_bytes: 0,
+        }
+    }
+}
+
+/// A schedule, with vocabulary passes if the vocabulary is split over the pipeline.
+fn built((name, pp, micro_batches, vocab): Counts) -> Option<Schedule> {
+    let chunks = name.chunk_rule().nearest(2);
+    let Some(passes) = vocab.passes() else {
+        return name.build(pp, micro_batches, chunks).ok();
+    };
+    if !name.takes_vocab() {
+        return None;
+    }
+    let schedule = name.build_with_vocab(pp, micro_batches, chunks, passes, None).ok()?;
+    schedule.with_input_passes(PassTimes::default()).ok()
+}
+
+/// Schedules that were built before.
+#[derive(Default)]
+struct Schedules(BTreeMap<String, Option<Schedule>>);
+
+impl Schedules {
+    fn of(&mut self, counts: Counts) -> Option<&Schedule> {
+        self.0.entry(format!("{counts:?}")).or_insert_with(|| built(counts)).as_ref()
+    }
+}
+
+/// A plan of each case, whose decisions the programs replace.
+fn plans() -> BTreeMap<&'static str, Plan> {
+    let plan = |case| {
+        let mut plan = planned(case, 1, &["tp=1", "pp=1"]);
+        plan.decisions.dtype = Dtype::F64;
+        (case, plan)
+    };
+    CASES.into_iter().map(plan).collect()
+}
+
+fn all(plans: &BTreeMap<&'static str, Plan>) -> Vec<Indices> {
+    let models = plans.iter().map(|(&case, plan)| (case, plan.inputs.model.clone())).collect();
+    let mut schedules = Schedules::default();
+    combinations(VALUES, |of| Combination::of(of).exists(&mut schedules, &models))
+}
+
+/// The files of one program as a module.
+fn module(name: &str, files: BTreeMap<&'static str, String>) -> Vec<(String, String)> {
+    let mut module = Vec::new();
+    for (path, text) in files {
+        let Some(path) = path.strip_prefix("src/") else { continue };
+        let (path, text) = match path {
+            "main.rs" => ("mod.rs", as_library(&text)),
+            _ => (path, text),
+        };
+        let text = text.replace("crate::", &format!("crate::{name}::"));
+        module.push((format!("src/{name}/{path}"), text));
+    }
+    module
+}
+
+/// `main.rs` without `main`, with a trainer that others see.
+fn as_library(text: &str) -> String {
+    let (before, _) = text.split_once("fn main()").expect("it has a main function");
+    let text = before.replace("use std::process::ExitCode;\n", "");
+    assert!(text.contains("\nstruct Trainer;"), "{text}");
+    text.replace("\nstruct Trainer;", "\npub struct Trainer;")
+}
+
+/// A main function that trains every program and prints a line for each.
+fn main_of(chosen: &[Combination]) -> String {
+    let modules = (0..chosen.len()).map(|n| format!("mod p{n};\n")).collect::<String>();
+    let runs = chosen.iter().enumerate().map(|(n, of)| {
+        format!(
+            "    println!(\"{{}}\", train::bits(&p{n}::Trainer, &golden.join({:?})));\n",
+            of.case
+        )
+    });
+    format!(
+        "#![allow(warnings)]\nmod train;\n{modules}\nfn main() {{\n    let golden = \
+         std::path::PathBuf::from(std::env::args().nth(1).unwrap());\n{}}}\n",
+        runs.collect::<String>()
+    )
+}
+
+const MANIFEST: &str = r#"[package]
+name = "trainers"
+version = "0.1.0"
+edition = "2024"
+
+[dependencies]
+runtime = { package = "meshwright-runtime", path = "RUNTIME" }
+
+[workspace]
+"#;
+
+/// Writes the crate of all programs.
+fn write_crate(
+    folder: &std::path::Path,
+    plans: &BTreeMap<&str, Plan>,
+    chosen: &[Combination],
+    programs: &[Program],
+) {
+    let source = RuntimeSource::Path(runtime());
+    let mut files = vec![
+        ("Cargo.toml".to_owned(), MANIFEST.replace("RUNTIME", &runtime())),
+        ("src/main.rs".to_owned(), main_of(chosen)),
+        ("src/train.rs".to_owned(), include_str!("program_pairs/train.rs").to_owned()),
+    ];
+    for (n, (of, program)) in chosen.iter().zip(programs).enumerate() {
+        let rendered = render(&plans[of.case], program, "", &source).expect("templates are whole");
+        if n == 0 {
+            files.push(("Cargo.lock".to_owned(), rendered["Cargo.lock"].clone()));
+        }
+        files.extend(module(&format!("p{n}"), rendered));
+    }
+    // Cargo rewrites the lock file, and keeps it from then on.
+    if folder.join("Cargo.lock").exists() {
+        files.retain(|(path, _)| path != "Cargo.lock");
+    }
+    write_all(folder, files.iter().map(|(path, text)| (path.as_str(), text.as_str())));
+}
+
+#[test]
+fn programs_have_the_bits_of_the_lowering_run_directly() {
+    let begin = Instant::now();
+    let plans = plans();
+    let chosen: Vec<Combination> = covering(all(&plans)).iter().map(Combination::of).collect();
+    let programs: Vec<Program> =
+        chosen.iter().map(|of| of.program(&plans[of.case].inputs.model)).collect();
+    println!("{} programs chosen in {:.0?}", chosen.len(), begin.elapsed());
+    let temporary = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let folder = temporary.join("trainers-of-pairs");
+    write_crate(&folder, &plans, &chosen, &programs);
+    let output = build(&folder, &temporary.join("unoptimized"));
+    let error = first_error(&output).unwrap_or_default().concat();
+    assert!(output.status.success(), "{error}{}", String::from_utf8_lossy(&output.stderr));
+    println!("built after {:.0?}", begin.elapsed());
+    let run = Command::new(temporary.join("unoptimized/debug/trainers"))
+        .arg(golden(""))
+        .output()
+        .expect("it was built");
+    let printed = String::from_utf8_lossy(&run.stdout).into_owned();
+    assert!(run.status.success(), "{printed}{}", String::from_utf8_lossy(&run.stderr));
+    println!("run after {:.0?}", begin.elapsed());
+    assert_eq!(printed.lines().count(), chosen.len());
+    let mut others = Vec::new();
+    for (n, ((of, program), line)) in chosen.iter().zip(&programs).zip(printed.lines()).enumerate()
+    {
+        let expected = train::bits(&Direct::new(program), &golden(of.case));
+        if line != expected {
+            others.push(format!("p{n}, {of:?}:\n  program {line}\n  direct  {expected}"));
+        }
+    }
+    println!("compared after {:.0?}", begin.elapsed());
+    let folder = folder.display();
+    assert!(others.is_empty(), "{} differ, in {folder}\n{}", others.len(), others.join("\n"));
+}
+
+#[test]
+fn the_programs_have_every_pair() {
+    let all = all(&plans());
+    let chosen = covering(all.clone());
+    let had: BTreeSet<_> = chosen.iter().flat_map(pairs).collect();
+    assert!(all.iter().flat_map(pairs).all(|pair| had.contains(&pair)));
+    for (decision, &count) in VALUES.iter().enumerate() {
+        let values: BTreeSet<usize> = chosen.iter().map(|of| of[decision]).collect();
+        assert_eq!(values.len(), count, "decision {decision}");
+    }
+    assert!(chosen.len() >= 60, "{}", chosen.len());
+}
