@@ -201,7 +201,16 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
             (0..size).map(|i| (first + i * stride).to_string()).collect::<Vec<_>>().join(" ")
         };
         let shown: Vec<String> = firsts.take(GROUPS_SHOWN).map(group).collect();
-        json!({ "axis": name, "size": size, "ranks": shown, "more": world / size > GROUPS_SHOWN as u64 })
+        let few = (0..size.min(GROUPS_SHOWN as u64)).map(|i| (i * stride).to_string());
+        json!({
+            "axis": name,
+            "size": size,
+            "stride": stride,
+            "first": few.collect::<Vec<_>>().join(" "),
+            "cut": size > GROUPS_SHOWN as u64,
+            "ranks": shown,
+            "more": world / size > GROUPS_SHOWN as u64,
+        })
     };
     axes.into_iter().filter(|(_, _, size)| *size > 1).map(of).collect()
 }

@@ -133,29 +133,21 @@ fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
     lines
 }
 
-fn table(printer: &Printer<'_>, name: &str, tied_copy: bool) -> Vec<String> {
-    let _ = printer;
-    let items = [
-        format!("name: \"{name}\".to_owned()"),
-        "vocab: VOCAB".to_owned(),
-        "hidden: HIDDEN".to_owned(),
-        "deviation: DEVIATION".to_owned(),
-        format!("tied_copy: {tied_copy}"),
-    ];
-    let mut lines = vec!["let table_of_rank = VocabTable {".to_owned()];
-    lines.extend(items.iter().map(|item| format!("    {item},")));
-    lines.push("};".to_owned());
-    lines
+/// The statement that describes a table of the vocabulary.
+fn table(name: &str, tied_copy: bool) -> Vec<String> {
+    let items = [format!("\"{name}\""), "VOCAB".into(), "HIDDEN".into(), "DEVIATION".into()];
+    let tail = if tied_copy { ").tied_copy();" } else { ");" };
+    listed(BODY, "let whole = VocabTable::new(", &items, tail)
 }
 
 fn input(printer: &Printer<'_>, field: &Field) -> Vec<String> {
     let names = printer.lowered.names;
     match field.kind {
         FieldKind::Tokens => {
-            let mut lines = table(printer, names.embedding(), false);
+            let mut lines = table(names.embedding(), false);
             let scale = float(printer.lowered.program.model.numerics.embedding_scale);
             lines.push(format!(
-                "let tokens = TokenEmbedding::declare(table_of_rank, {scale}, inventory);"
+                "let tokens = TokenEmbedding::declare(whole, {scale}, inventory);"
             ));
             lines
         }
@@ -179,18 +171,18 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
             vec![format!("let output = {linear}::from_table(tokens.table());")]
         }
         FieldKind::Output if tied => {
-            let mut lines = table(printer, names.embedding(), true);
+            let mut lines = table(names.embedding(), true);
             lines.push("// The rank may hold the table already, in its first stage.".to_owned());
             lines.push(
-                "let table = table.unwrap_or_else(|| table_of_rank.declare(inventory));".to_owned(),
+                "let table = table.unwrap_or_else(|| whole.declare(inventory));".to_owned(),
             );
             lines.push(format!("let output = {linear}::from_table(table);"));
             lines
         }
         FieldKind::Output => {
-            let mut lines = table(printer, names.output(), false);
+            let mut lines = table(names.output(), false);
             lines.push(format!(
-                "let output = {linear}::from_table(table_of_rank.declare(inventory));"
+                "let output = {linear}::from_table(whole.declare(inventory));"
             ));
             lines
         }

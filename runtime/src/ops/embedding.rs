@@ -24,6 +24,17 @@ pub struct VocabTable {
 }
 
 impl VocabTable {
+    /// A table of this name, `[vocab, hidden]`, that no earlier stage holds.
+    pub fn new(name: &str, vocab: usize, hidden: usize, deviation: f64) -> Self {
+        Self { name: name.to_owned(), vocab, hidden, deviation, tied_copy: false }
+    }
+
+    /// The same, as the copy of an earlier stage's.
+    #[must_use]
+    pub fn tied_copy(self) -> Self {
+        Self { tied_copy: true, ..self }
+    }
+
     pub(super) fn declaration(&self, placement: Placement) -> Declaration {
         Declaration {
             name: self.name.clone(),
