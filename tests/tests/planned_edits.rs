@@ -7,7 +7,7 @@
 use codegen::{RuntimeSource, generate};
 use meshwright_tests::crates::{build, first_error, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -65,7 +65,7 @@ const EDITS: &[Edit] = &[
             ),
             ("layer.rs", "q: ColumnLinear::declare", "q: Linear::declare"),
         ],
-        &["Columns<Tp<2>>", "Whole"],
+        &["expected `Tensor<D, Columns<Tp<2>>, _, _>`, found `Tensor<D, Whole, 32, 64>`"],
     ),
     edit(
         "down_has_another_width",
@@ -88,7 +88,7 @@ const EDITS: &[Edit] = &[
             ),
             ("layer.rs", "down: RowLinear::declare", "down: ColumnLinear::declare"),
         ],
-        &["Whole", "Columns<Tp<2>>"],
+        &["expected `&Tensor<D, Whole, _, 88>`, found `&Tensor<D, Columns<Tp<2>>, 32, 88>`"],
     ),
     edit(
         "output_matrix_is_not_split",
@@ -108,7 +108,7 @@ const EDITS: &[Edit] = &[
             "    tokens: TokenEmbedding<Partial<Tp>, VOCAB_ROWS, HIDDEN>,",
             "    tokens: TokenEmbedding<Whole, VOCAB, HIDDEN>,",
         )],
-        &["Partial<Tp<2>>", "Whole"],
+        &["expected `Tensor<D, Partial<Tp<2>>, 32, 64>`, found `Tensor<D, Whole, _, 64>`"],
     ),
     edit(
         "token_table_of_split_rows",
@@ -151,25 +151,25 @@ const EDITS: &[Edit] = &[
         "gather_before_output_matrix_is_missing",
         SPLIT,
         &[("last.rs", "self.output.forward(ctx, &full)", "self.output.forward(ctx, &h)")],
-        &["Whole", "Split<Tp<2>>"],
+        &["expected `&Tensor<D, Whole, _, 64>`, found `&Tensor<D, Split<Tp<2>>, 16, 64>`"],
     ),
     edit(
         "gather_before_token_gradient_is_missing",
         SPLIT,
         &[("first.rs", "self.tokens.weights(ctx, &dfull)", "self.tokens.weights(ctx, &dx)")],
-        &["Whole", "Split<Tp<2>>"],
+        &["expected `&Tensor<D, Whole, _, 64>`, found `&Tensor<D, Split<Tp<2>>, 16, 64>`"],
     ),
     edit(
         "reduce_scatter_is_missing",
         SPLIT,
         &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, part_1)")],
-        &["Split<Tp<2>>", "Partial<Tp<2>>"],
+        &["expected `Tensor<D, Split<Tp<2>>, 16, 64>`, found `Tensor<D, Partial<Tp<2>>, 32, 64>`"],
     ),
     edit(
         "all_reduce_is_missing",
         WHOLE,
         &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, part_1)")],
-        &["Whole", "Partial<Tp<2>>"],
+        &["expected `Tensor<D, Whole, 32, 64>`, found `Tensor<D, Partial<Tp<2>>, 32, 64>`"],
     ),
     edit(
         "all_reduce_in_backward_is_missing",
@@ -183,7 +183,7 @@ const EDITS: &[Edit] = &[
                 "let dpart = self.v.add_backward(ctx, &dv, dpart);",
             ),
         ],
-        &["Whole", "Partial<Tp<2>>"],
+        &["expected `&Tensor<D, Whole, 32, 64>`, found `&Tensor<D, Partial<Tp<2>>, 32, 64>`"],
     ),
     edit(
         "reduction_of_looked_up_rows_is_missing",
@@ -214,7 +214,7 @@ const EDITS: &[Edit] = &[
         "sum_of_exponentials_is_not_reduced",
         SPLIT,
         &[("last.rs", "        let sum_exp = tp.sum(sum_exp)?; // tp: 128 B\n", "")],
-        &["Whole", "Partial<Tp<2>>"],
+        &["expected `&Numbers<D, Whole, 32>`, found `&Numbers<D, Partial<Tp<2>>, 32>`"],
     ),
     // Collectives that are wrong.
     edit(
@@ -232,7 +232,7 @@ const EDITS: &[Edit] = &[
         "reduced_again",
         WHOLE,
         &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, tp.all_reduce(sum_1)?)")],
-        &["Partial<Tp<2>>", "Whole"],
+        &["expected `Tensor<D, Partial<Tp<2>>, _, _>`, found `Tensor<D, Whole, 32, 64>`"],
     ),
     edit(
         "all_reduce_instead_of_reduce_scatter",
@@ -242,13 +242,13 @@ const EDITS: &[Edit] = &[
             "let sum_1: Rows<D> = tp.reduce_scatter(part_1)?;",
             "let sum_1: Rows<D> = tp.all_reduce(part_1)?;",
         )],
-        &["Split<Tp<2>>", "Whole"],
+        &["expected `Tensor<D, Split<Tp<2>>, 16, 64>`, found `Tensor<D, Whole, 32, 64>`"],
     ),
     edit(
         "maximum_is_summed",
         SPLIT,
         &[("last.rs", "tp.max(max)?", "tp.sum(max)?")],
-        &["Partial<Tp<2>>", "PartialMax<Tp<2>>"],
+        &["expected `Numbers<D, Partial<Tp<2>>, _>`, found `Numbers<D, PartialMax<Tp<2>>, 32>`"],
     ),
     edit(
         "group_of_another_size",
@@ -275,7 +275,7 @@ const EDITS: &[Edit] = &[
             "        let tp: Group<'_, D, Dp<TP>> = tp;\n        \
              let (x_1, h_1, s_1) = self.norm_1.forward(ctx, stream);",
         )],
-        &["Dp<2>", "Tp<2>"],
+        &["expected `Group<'_, D, Dp<2>>`, found `Group<'_, D, Tp<2>>`"],
     ),
     edit(
         "sum_over_another_axis",
@@ -285,13 +285,15 @@ const EDITS: &[Edit] = &[
             "    down: RowLinear<Tp, INNER, HIDDEN>,",
             "    down: RowLinear<Dp<TP>, INNER, HIDDEN>,",
         )],
-        &["Columns<Dp<2>>", "Columns<Tp<2>>"],
+        &[
+            "expected `&Tensor<D, Columns<Dp<2>>, _, 88>`, found `&Tensor<D, Columns<Tp<2>>, 32, 88>`",
+        ],
     ),
     edit(
         "gathered_rows_where_rows_are_split",
         SPLIT,
         &[("layer.rs", "Stream::sum(&x_1, sum_1)", "Stream::sum(&x_1, full_1)")],
-        &["Split<Tp<2>>", "Whole"],
+        &["expected `Tensor<D, Split<Tp<2>>, 16, 64>`, found `Tensor<D, Whole, 32, 64>`"],
     ),
     edit(
         "rows_are_not_divided",
@@ -354,7 +356,7 @@ const EDITS: &[Edit] = &[
         "weights_of_split_rows",
         SPLIT,
         &[("layer.rs", "self.q.weights(&full_1, &dq)", "self.q.weights(&h_1, &dq)")],
-        &["Whole", "Split<Tp<2>>"],
+        &["expected `&Tensor<D, Whole, 32, 64>`, found `&Tensor<D, Split<Tp<2>>, 16, 64>`"],
     ),
     edit(
         "keys_kept_as_queries",
@@ -515,72 +517,110 @@ fn compiler() -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ") + "\n"
 }
 
+/// What is kept of an edit's message.
+struct Messages {
+    folder: PathBuf,
+    update: bool,
+    /// Whether this compiler's words are kept. Of others only what a message must say is checked.
+    comparable: bool,
+}
+
+impl Messages {
+    fn open() -> Self {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("edits");
+        let update = std::env::var_os("UPDATE_SNAPSHOTS").is_some();
+        let version = folder.join("compiler.txt");
+        if update {
+            std::fs::create_dir_all(&folder).expect("folders can be made");
+            std::fs::write(&version, compiler()).expect("snapshots can be written");
+        }
+        let comparable = std::fs::read_to_string(version).is_ok_and(|known| known == compiler());
+        Self { folder, update, comparable }
+    }
+
+    /// What is wrong with the build of an edit.
+    fn problems(&self, edit: &Edit, build: &Output) -> Vec<String> {
+        let name = edit.name;
+        let Some(found) = message(build).filter(|_| !build.status.success()) else {
+            return vec![format!("{name} compiles")];
+        };
+        let short = found.replace("runtime::layers::", "");
+        let missing = edit.says.iter().filter(|phrase| !short.contains(**phrase));
+        let mut problems: Vec<String> =
+            missing.map(|phrase| format!("{name} does not say `{phrase}`:\n{found}")).collect();
+        let (path, text) = (self.folder.join(format!("{name}.txt")), shown(edit, &found));
+        if self.update {
+            std::fs::write(&path, &text).expect("snapshots can be written");
+        }
+        if self.comparable && std::fs::read_to_string(&path).unwrap_or_default() != text {
+            problems.push(format!(
+                "the message of {name} changed:\n{text}\nAccept it with\n  UPDATE_SNAPSHOTS=1 \
+                 cargo test -p meshwright-tests --features slow --test planned_edits"
+            ));
+        }
+        problems
+    }
+}
+
 #[test]
 fn planted_edits_do_not_compile() {
     let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("edits");
-    let update = std::env::var_os("UPDATE_SNAPSHOTS").is_some();
-    let version = folder.join("compiler.txt");
-    if update {
-        std::fs::write(&version, compiler()).expect("snapshots can be written");
-    }
-    // Other compilers use other words: then only what a message must say is checked.
-    let same = std::fs::read_to_string(version).is_ok_and(|known| known == compiler());
-    let mut wrong = Vec::new();
+    let (messages, mut problems) = (Messages::open(), Vec::new());
     for split in [SPLIT, WHOLE] {
         let program = Program::generated(split);
-        let output = program.built("no edit", &[]);
-        let found = message(&output);
-        assert!(output.status.success() && found.is_none(), "{}", found.unwrap_or_default());
+        let unedited = program.built("no edit", &[]);
+        let found = message(&unedited);
+        assert!(unedited.status.success() && found.is_none(), "{}", found.unwrap_or_default());
         for edit in EDITS.iter().filter(|edit| edit.program == split) {
-            let name = edit.name;
-            let output = program.built(name, edit.replacements);
-            let Some(found) = message(&output).filter(|_| !output.status.success()) else {
-                wrong.push(format!("{name} compiles"));
-                continue;
-            };
-            let short = found.replace("runtime::layers::", "");
-            let missing = edit.says.iter().filter(|phrase| !short.contains(**phrase));
-            wrong.extend(missing.map(|phrase| format!("{name} does not say `{phrase}`:\n{found}")));
-            let (path, text) = (folder.join(format!("{name}.txt")), shown(edit, &found));
-            if update {
-                std::fs::write(&path, &text).expect("snapshots can be written");
-            }
-            if same && std::fs::read_to_string(&path).unwrap_or_default() != text {
-                wrong.push(format!(
-                    "the message of {name} changed:\n{text}\nAccept it with\n  UPDATE_SNAPSHOTS=1 \
-                     cargo test -p meshwright-tests --features slow --test planned_edits"
-                ));
-            }
+            let build = program.built(edit.name, edit.replacements);
+            problems.extend(messages.problems(edit, &build));
         }
     }
-    assert!(wrong.is_empty(), "{} problems\n{}", wrong.len(), wrong.join("\n"));
+    assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn every_kept_message_is_an_edits() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("edits");
+    let files = std::fs::read_dir(folder).expect("messages are kept");
+    let kept: BTreeSet<String> = files
+        .map(|file| file.expect("it is there").file_name().to_string_lossy().into_owned())
+        .filter(|name| name != "compiler.txt")
+        .collect();
+    let edits: BTreeSet<String> = EDITS.iter().map(|edit| format!("{}.txt", edit.name)).collect();
+    assert_eq!(kept, edits);
+    assert_eq!(edits.len(), EDITS.len(), "two edits have one name");
 }
 
 /// How long a trainer may take to refuse its passes.
 const REFUSED_WITHIN: Duration = Duration::from_secs(20);
 
-/// Lines of passes that cannot run: name, what is replaced, and what the trainer says.
-const PASSES: [(&str, &str, &str, &str); 3] = [
-    // Each pipeline rank waits for the other: passes 2 and 5 of the last rank are swapped.
-    ("ranks wait for each other", "\"4x(F BW)\"", "\"F F:2 F:1 BW:1 BW:0 BW:2 F:3 BW:3\"", ""),
-    ("a backward pass comes first", "\"4x(F BW)\"", "\"4x(BW F)\"", ""),
-    ("an unknown word", "\"4x(F BW)\"", "\"4x(F BX)\"", "pipeline rank 1: `BX"),
+/// Passes of the last pipeline rank that cannot run: name, text, and what the trainer says.
+const REFUSED: [(&str, &str, &str); 3] = [
+    // Its second and fifth pass are swapped. In this order alone no pass lacks another.
+    (
+        "ranks wait for each other",
+        "F F:2 F:1 BW:1 BW:0 BW:2 F:3 BW:3",
+        "the pipeline ranks wait for one another: rank 0 at BW of micro-batch 0",
+    ),
+    ("a backward pass comes first", "4x(BW F)", "pipeline rank 1 runs BW of micro-batch 0"),
+    ("an unknown word", "4x(F BX)", "pipeline rank 1: `BX"),
 ];
 
 #[test]
 fn trainers_refuse_passes_that_cannot_run() {
     let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Program::generated(SPLIT);
-    for (name, from, to, says) in PASSES {
-        let built = program.built(name, &[("passes.rs", from, to)]);
+    for (name, passes, says) in REFUSED {
+        let built = program.built(name, &[("passes.rs", "4x(F BW)", passes)]);
         assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
         let (code, said) = started(&[]);
         assert_eq!(code, Some(2), "{name}: {said}");
-        let text = &std::fs::read_to_string(program.folder.join("src/passes.rs"));
-        let text = text.as_ref().expect("it was written");
-        let line = text.lines().position(|line| line.contains("PassTable::new"));
-        let place = format!("error: src/passes.rs:{}: the passes cannot run: ", line.unwrap() + 1);
+        let text = std::fs::read_to_string(program.folder.join("src/passes.rs"));
+        let text = text.expect("it was written");
+        let before = text.split_once("PassTable::new").expect("it has a table").0;
+        let line = before.matches('\n').count() + 1;
+        let place = format!("error: src/passes.rs:{line}: the passes cannot run: ");
         assert!(said.starts_with(&place) && said.contains(says), "{name}: {said}");
     }
     let built = program.built("no edit", &[]);
