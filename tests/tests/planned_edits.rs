@@ -264,7 +264,7 @@ const EDITS: &[Edit] = &[
             "pub type Tp = runtime::layers::Tp<TP>;",
             "pub type Tp = runtime::layers::Tp<4>;",
         )],
-        &["all ranks' rows must be those of the summands", "--> src/first.rs:56"],
+        &["all ranks' rows must be those of the summands", "--> src/first.rs:"],
     ),
     edit(
         "group_of_another_axis",
@@ -299,7 +299,7 @@ const EDITS: &[Edit] = &[
         "rows_are_not_divided",
         SPLIT,
         &[("plan.rs", "pub const ROWS: usize = TOKENS / TP;", "pub const ROWS: usize = TOKENS;")],
-        &["all ranks' rows must be those of the summands", "--> src/first.rs:56"],
+        &["all ranks' rows must be those of the summands", "--> src/first.rs:"],
     ),
     edit(
         "rows_and_tokens_are_swapped",
