@@ -234,7 +234,7 @@ fn recompute(layers: &[Recompute]) -> Vec<Value> {
     let name = |what: Recompute| match what {
         Recompute::None => "Nothing",
         Recompute::Selective => "Selective",
-        Recompute::Full => "Full",
+        Recompute::Full => "Everything",
     };
     layers
         .chunk_by(|a, b| a == b)

@@ -66,7 +66,7 @@ fn name_of(way: Recompute) -> &'static str {
     match way {
         Recompute::None => "Nothing",
         Recompute::Selective => "Selective",
-        Recompute::Full => "Full",
+        Recompute::Full => "Everything",
     }
 }
 

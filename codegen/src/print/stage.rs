@@ -146,9 +146,7 @@ fn input(printer: &Printer<'_>, field: &Field) -> Vec<String> {
         FieldKind::Tokens => {
             let mut lines = table(names.embedding(), false);
             let scale = float(printer.lowered.program.model.numerics.embedding_scale);
-            lines.push(format!(
-                "let tokens = TokenEmbedding::declare(whole, {scale}, inventory);"
-            ));
+            lines.push(format!("let tokens = TokenEmbedding::declare(whole, {scale}, inventory);"));
             lines
         }
         FieldKind::Positions(_) => vec![format!(
@@ -173,17 +171,13 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
         FieldKind::Output if tied => {
             let mut lines = table(names.embedding(), true);
             lines.push("// The rank may hold the table already, in its first stage.".to_owned());
-            lines.push(
-                "let table = table.unwrap_or_else(|| whole.declare(inventory));".to_owned(),
-            );
+            lines.push("let table = table.unwrap_or_else(|| whole.declare(inventory));".to_owned());
             lines.push(format!("let output = {linear}::from_table(table);"));
             lines
         }
         FieldKind::Output => {
             let mut lines = table(names.output(), false);
-            lines.push(format!(
-                "let output = {linear}::from_table(whole.declare(inventory));"
-            ));
+            lines.push(format!("let output = {linear}::from_table(whole.declare(inventory));"));
             lines
         }
         FieldKind::Loss => {
