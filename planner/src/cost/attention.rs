@@ -140,11 +140,13 @@ struct Rows {
 impl Rows {
     /// Seconds by a table of causal squares. A square that was not measured, because it is longer
     /// than any or would be less than one, takes as long as a shorter one with as many rows, in
-    /// proportion to the rows' length.
+    /// proportion to the rows' length. It never takes longer than a whole square of its length.
     fn measured_s(self, table: &Scaled<3>, width: f64) -> f64 {
-        let [_, longest, _] = table.last();
-        let side = self.sequence.min(longest).min(self.count);
-        table.at([width, side, self.count / side]) * self.sequence / side
+        let whole = self.sequence.min(table.last()[1]);
+        let of = |side: f64| {
+            table.at([width, side, (self.count / side).max(1.0)]) * self.sequence / side
+        };
+        of(whole.min(self.count)).min(of(whole))
     }
 }
 
