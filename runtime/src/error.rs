@@ -18,6 +18,15 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// A backward pass leaves out a parameter.
+    #[error(
+        "no gradient reached {name}: the trainer's backward pass must give its work to \
+         `gradients.add`"
+    )]
+    NoGradient {
+        /// The parameter.
+        name: String,
+    },
     /// A file of the user's.
     #[error("{path}: {problem}")]
     File {

@@ -63,7 +63,7 @@ pub use kernels;
 pub use kernels::cuda::bf16;
 pub use launch::interrupt::Interrupt;
 pub use models;
-pub use passes::{PassTable, Passes, check_passes};
+pub use passes::{PassTable, Passes};
 pub use rank::{Optimizer, Rank, StepResult};
 pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece};
 pub use scalar::{Number, Scalar};

@@ -1,8 +1,6 @@
 //! The passes of each pipeline rank, as a trainer writes them.
 
-use crate::error::Error;
-use crate::spec::TrainerSpec;
-use models::schedule::{Pass, Schedule, parse_passes};
+use models::schedule::{Pass, parse_passes};
 use std::ops::Deref;
 use std::panic::Location;
 
@@ -53,40 +51,23 @@ impl From<Vec<Vec<Pass>>> for Passes {
     }
 }
 
+impl Passes {
+    /// File and line of the table, with a colon and a blank, if it stands in the trainer.
+    pub(crate) fn place(&self) -> String {
+        let of = |at: &Location<'_>| format!("{}:{}: ", at.file(), at.line());
+        self.at.map_or_else(String::new, of)
+    }
+
+    /// Why they cannot be read, if they cannot.
+    pub(crate) fn wrong(&self) -> Option<&str> {
+        self.wrong.as_deref()
+    }
+}
+
 impl Deref for Passes {
     type Target = [Vec<Pass>];
 
     fn deref(&self) -> &[Vec<Pass>] {
         &self.passes
     }
-}
-
-/// Checks a trainer's passes before its first step: in an order that the schedule's check accepts,
-/// no rank waits for ever.
-///
-/// # Errors
-/// The line of the table, and what is wrong.
-pub fn check_passes(spec: &TrainerSpec) -> Result<(), Error> {
-    let wrong = |problem: String| {
-        let at =
-            spec.passes.at.map_or_else(String::new, |at| format!("{}:{}: ", at.file(), at.line()));
-        Err(Error::Passes { at, problem })
-    };
-    if let Some(problem) = &spec.passes.wrong {
-        return wrong(problem.clone());
-    }
-    let ranks = spec.mesh.pp as usize;
-    if spec.passes.len() != ranks {
-        return wrong(format!("{} lines for {ranks} pipeline ranks", spec.passes.len()));
-    }
-    let schedule = Schedule {
-        ranks,
-        chunks: spec.stages * spec.layout.copies() / ranks,
-        micro_batches: spec.micro_batches,
-        layout: spec.layout,
-        vocab: spec.vocab,
-        passes: spec.passes.to_vec(),
-        pairs: vec![Vec::new(); ranks],
-    };
-    schedule.validate().or_else(|error| wrong(error.to_string()))
 }

@@ -607,6 +607,20 @@ const REFUSED: [(&str, &str, &str); 3] = [
     ("an unknown word", "4x(F BX)", "pipeline rank 1: `BX"),
 ];
 
+/// Edits that compile, and what the trainer says: name, replacement, text.
+const UNSEEN: [(&str, (&str, &str, &str), &str); 2] = [
+    (
+        "a gradient is left out",
+        ("layer.rs", "gradients.add(self.q.weights(&full_1, &dq));", ""),
+        "no gradient reached model.layers.0.self_attn.q_proj.weight",
+    ),
+    (
+        "two norms have one name",
+        ("layer.rs", "post_attention_layernorm", "input_layernorm"),
+        "model.layers.0.input_layernorm.weight is declared twice",
+    ),
+];
+
 #[test]
 fn trainers_refuse_passes_that_cannot_run() {
     let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -622,6 +636,12 @@ fn trainers_refuse_passes_that_cannot_run() {
         let line = before.matches('\n').count() + 1;
         let place = format!("error: src/passes.rs:{line}: the passes cannot run: ");
         assert!(said.starts_with(&place) && said.contains(says), "{name}: {said}");
+    }
+    for (name, edit, says) in UNSEEN {
+        let built = program.built(name, &[edit]);
+        assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
+        let (code, said) = started(&[]);
+        assert!(code != Some(0) && said.contains(says), "{name}: {said}");
     }
     let built = program.built("no edit", &[]);
     assert!(built.status.success());

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 /// A computation of weight gradients, with its input.
+#[must_use = "work that is not added to the gradients is lost: `gradients.add(..)`"]
 pub enum WeightWork<D: Space> {
     /// `dW += dy^T x`, and the bias gradient if there is a bias.
     Linear {

@@ -95,6 +95,10 @@ impl<'a, D: Device> Rank<'a, D> {
         let groups = Groups::new(world, &spec)?;
         let mut inventory = Inventory::new(groups.tp.rank(), groups.tp.size());
         let (stages, shard) = declare(declared_by, &spec, groups.pp.rank(), &mut inventory);
+        if let Some(name) = inventory.doubled() {
+            let reason = format!("{name} is declared twice: each parameter has a name of its own");
+            return Err(CommError::Invalid { call: "declaring parameters".to_owned(), reason });
+        }
         let (positions, pools) = (positions(&spec), Pools::default());
         let table = device.taken(rope_table(&spec, device.host(), &positions));
         let rope = Rc::new(pools.wide.adopt(table));
@@ -364,6 +368,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let given = fixed.given(weights, inputs);
         let ran = fixed.executor().run_gated(given, again, &mut gate, gradients, &mut reducer)?;
         let Some((mut outcome, loss)) = ran else { return Ok(None) };
+        fixed.every_gradient(gradients)?;
         outcome.loss_sum = fixed.device.read(&loss).map_err(CommError::from)?;
         Ok(Some((outcome, reducer.finish(gradients)?)))
     }
@@ -440,6 +445,14 @@ impl<D: Device> Fixed<'_, D> {
         PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }
     }
 
+    /// Checks that the backward passes have left out no parameter.
+    fn every_gradient(&self, gradients: &Store<D>) -> Result<(), Error> {
+        match gradients.unwritten(&self.inventory) {
+            None => Ok(()),
+            Some(held) => Err(Error::NoGradient { name: held.declaration.name.clone() }),
+        }
+    }
+
     /// Runs a step's passes and sums. It never waits for the device, and only the contents of
     /// `inputs`' memory change from step to step, so that the step can be recorded.
     fn passes(
@@ -453,6 +466,7 @@ impl<D: Device> Fixed<'_, D> {
         let mut reducer = self.reducer();
         let given = self.given(weights, inputs);
         let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, observer)?;
+        self.every_gradient(gradients)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_partial_gradients(gradients)?;
         self.sum_tied_gradients(gradients)?;

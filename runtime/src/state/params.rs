@@ -317,6 +317,14 @@ impl Inventory {
         self.elements
     }
 
+    /// A name that two parameters have, apart from copies of a tied table.
+    pub fn doubled(&self) -> Option<&str> {
+        let own = self.held.iter().filter(|held| !held.declaration.tied_copy);
+        let mut names: Vec<&str> = own.map(|held| held.declaration.name.as_str()).collect();
+        names.sort_unstable();
+        names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    }
+
     /// The parameter of that name, if this rank holds it.
     pub fn named(&self, name: &str) -> Option<&HeldParameter> {
         self.held.iter().find(|held| held.declaration.name == name)
@@ -327,6 +335,8 @@ impl Inventory {
 /// the type says otherwise.
 pub struct Store<D: Space, E: Element = <D as Space>::Wide> {
     memory: D::Memory<E>,
+    /// Whether each parameter was ever asked for to be written.
+    written: Vec<bool>,
 }
 
 /// Weights as layers read them.
@@ -335,7 +345,8 @@ pub type WeightStore<D> = Store<D, <D as Space>::Stored>;
 impl<D: Space, E: Element> Store<D, E> {
     /// Zeros.
     pub fn new(device: &D, inventory: &Inventory) -> Self {
-        Self { memory: device.zeros(inventory.elements()) }
+        let written = vec![false; inventory.all().len()];
+        Self { memory: device.zeros(inventory.elements()), written }
     }
 
     /// The elements of a slice.
@@ -345,6 +356,7 @@ impl<D: Space, E: Element> Store<D, E> {
 
     /// The elements of a slice.
     pub fn get_mut(&mut self, part: ParameterSlice) -> D::ViewMut<'_, E> {
+        self.written[part.id.0] = true;
         self.range_mut(part.range())
     }
 
@@ -354,9 +366,17 @@ impl<D: Space, E: Element> Store<D, E> {
         first: ParameterSlice,
         second: ParameterSlice,
     ) -> (D::ViewMut<'_, E>, D::ViewMut<'_, E>) {
+        self.written[first.id.0] = true;
+        self.written[second.id.0] = true;
         let both = self.range_mut(first.begin..second.range().end);
         let (before, behind) = D::split(both, second.begin - first.begin);
         (D::split(before, first.len).0, behind)
+    }
+
+    /// The first parameter that [`Self::get_mut`] was never called for.
+    pub fn unwritten<'a>(&self, inventory: &'a Inventory) -> Option<&'a HeldParameter> {
+        let mut all = inventory.all().iter().zip(&self.written);
+        all.find(|(_, written)| !**written).map(|(held, _)| held)
     }
 
     /// Each parameter's elements, in the inventory's order.
