@@ -3,7 +3,9 @@
 //! Ranks number the mesh with the first axis of [`RankOrder`] varying fastest. Experts fold into
 //! the same ranks (tp·cp·dp = etp·ep·edp) with `etp` fastest, then `ep`, then `edp`.
 
-use crate::decisions::{Decisions, RankOrder};
+pub use crate::decisions::RankOrder;
+
+use crate::decisions::Decisions;
 
 /// How a group of ranks that communicate lies on the cluster's link levels.
 ///

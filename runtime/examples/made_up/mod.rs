@@ -3,8 +3,8 @@
 
 pub mod layers;
 
-use models::decisions::RankOrder;
 use models::mesh::Mesh;
+use models::mesh::RankOrder;
 use models::schedule::one_f_one_b;
 use runtime::comm::{Options, run_ranks};
 use runtime::data::{Sample, Samples};

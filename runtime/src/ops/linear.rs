@@ -73,8 +73,8 @@ impl Matrix {
 }
 
 /// Declares a matrix whose output rows are split over tensor-parallel ranks, block by block.
-/// Returns a layer for each block. Where a block has fewer parts than there are ranks, neighbouring ranks
-/// hold copies, and the gradients of the whole tensor are partial sums.
+/// Returns a layer for each block. Where a block has fewer parts than there are ranks, neighbouring
+/// ranks hold copies, and the gradients of the whole tensor are partial sums.
 pub fn declare_rows(
     matrix: &Matrix,
     blocks: &[RowBlock],

@@ -56,8 +56,8 @@ pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::decisions::RankOrder;
     use models::mesh::Mesh;
+    use models::mesh::RankOrder;
     use models::schedule::{Schedule, ScheduleName};
 
     fn spec(schedule: Schedule) -> TrainerSpec {
