@@ -612,12 +612,12 @@ const UNSEEN: [(&str, (&str, &str, &str), &str); 2] = [
     (
         "a gradient is left out",
         ("layer.rs", "gradients.add(self.q.weights(&full_1, &dq));", ""),
-        "no gradient reached model.layers.0.self_attn.q_proj.weight",
+        "self_attn.q_proj.weight: the trainer's backward pass must give its work",
     ),
     (
         "two norms have one name",
         ("layer.rs", "post_attention_layernorm", "input_layernorm"),
-        "model.layers.0.input_layernorm.weight is declared twice",
+        "input_layernorm.weight is declared twice",
     ),
 ];
 
