@@ -17,10 +17,10 @@ pub fn listed(indent: usize, head: &str, items: &[String], tail: &str) -> Vec<St
         return vec![line];
     }
     // What is assigned goes to the next line if it fits there.
-    if let Some((name, value)) = line.split_once(" = ").filter(|_| head.contains(" = ")) {
-        if 4 + value.len() <= in_width(indent) {
-            return vec![format!("{name} ="), format!("    {value}")];
-        }
+    if let Some((name, value)) = line.split_once(" = ").filter(|_| head.contains(" = "))
+        && 4 + value.len() <= in_width(indent)
+    {
+        return vec![format!("{name} ="), format!("    {value}")];
     }
     let items = items.iter().map(|item| format!("    {item},"));
     std::iter::once(head.to_owned()).chain(items).chain([tail.to_owned()]).collect()
