@@ -77,12 +77,8 @@ pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Seg
     let forward = b.body("forward", Some(input), Some(output));
 
     let backward = vec![
-        second.backward(&mut b, "feed-forward block", &kept_2, |b, dy, again| {
-            mlp.backward(b, &inner, dy, again)
-        }),
-        first.backward(&mut b, "attention", &kept_1, |b, dy, again| {
-            attention.backward(b, &core, dy, again)
-        }),
+        second.backward(&mut b, "feed-forward block", &kept_2, |b, dy| mlp.backward(b, &inner, dy)),
+        first.backward(&mut b, "attention", &kept_1, |b, dy| attention.backward(b, &core, dy)),
     ];
     let used: Vec<Recompute> =
         program.stages.iter().flat_map(|stage| stage.recompute.clone()).collect();
@@ -179,14 +175,14 @@ impl Half {
         (HalfValues { sum, post, ..kept }, stream)
     }
 
-    /// `sublayer` gets the gradient of its output and its input, which may still be in flight. It
-    /// returns the gradient of the input, a partial sum, and the work on its weights.
+    /// `sublayer` gets the gradient of its output. It returns the gradient of its input, a partial
+    /// sum, and the work on its weights.
     fn backward(
         &self,
         b: &mut Builder<'_>,
         title: &'static str,
         kept: &HalfValues,
-        sublayer: impl FnOnce(&mut Builder<'_>, Value, Value) -> (Value, Vec<LaterWeights>),
+        sublayer: impl FnOnce(&mut Builder<'_>, Value) -> (Value, Vec<LaterWeights>),
     ) -> Body {
         let of = b.sizes.stream();
         let dy = b.value("dy", of);
@@ -212,7 +208,7 @@ impl Half {
         }
         let entered = b.enter(self.name("dfull"), dsum);
         let again = b.start_enter("again", kept.h);
-        let (dh, weights) = sublayer(b, entered, again);
+        let (dh, weights) = sublayer(b, entered);
         // Weight gradients are computed while the input gradient is being reduced.
         let leaving = b.start_leave("leaving", dh);
         let again = b.wait(self.name("full"), again);
@@ -266,13 +262,7 @@ impl Attention {
         (part, Core([q, k, v, a, lse]))
     }
 
-    fn backward(
-        &self,
-        b: &mut Builder<'_>,
-        core: &Core,
-        dy: Value,
-        _again: Value,
-    ) -> (Value, Vec<LaterWeights>) {
+    fn backward(&self, b: &mut Builder<'_>, core: &Core, dy: Value) -> (Value, Vec<LaterWeights>) {
         let sizes = b.sizes;
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
         let (field, Core(saved)) = (self.core, core);
@@ -326,7 +316,6 @@ impl Mlp {
         b: &mut Builder<'_>,
         inner: &Inner,
         dy: Value,
-        _again: Value,
     ) -> (Value, Vec<LaterWeights>) {
         let (of, part) = (b.sizes.split(Width::Ffn), b.sizes.part());
         let field = self.down;
