@@ -2,7 +2,7 @@
 
 use crate::RuntimeSource;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{Dtype, RankOrder};
+use models::decisions::{Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, Gelu, ModelSpec, Window};
@@ -85,6 +85,12 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "rank_elements": shapes::rank_elements(program),
         "passes": program.passes.iter().map(|passes| write_passes(passes)).collect::<Vec<_>>(),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
+        "zero_stage": program.zero_stage,
+        "dp_shard": program.dp_shard,
+        "optimizer_memory": match program.offload {
+            Offload::None => "Device",
+            Offload::Optimizer => "Host",
+        },
         "post_validation": program.post_validation,
         "shard": shard(lowered, printer.element_bytes),
         "prediction": prediction(plan),

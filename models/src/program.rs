@@ -51,6 +51,12 @@ pub struct Program {
     pub layout: StageLayout,
     /// How the vocabulary layers are split over the pipeline, if they are.
     pub vocab: Option<VocabPasses>,
+    /// ZeRO stage: what replicas share.
+    pub zero_stage: u8,
+    /// Replicas that share one copy of the state; 1 with stage 0.
+    pub dp_shard: usize,
+    /// What host memory holds.
+    pub offload: Offload,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
     /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
@@ -62,19 +68,24 @@ pub struct Program {
     pub planned_memory_bytes: u64,
 }
 
+/// A decision or a property of the model that the runtime does not support yet.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{decision} cannot be {value} in training yet; valid: {valid}")]
+pub struct Unsupported {
+    /// The decision, by its name in plans, or the model's property.
+    pub decision: String,
+    /// What the plan says.
+    pub value: String,
+    /// What would be supported.
+    pub valid: String,
+}
+
 /// Why a plan cannot be run.
 #[derive(Debug, Error)]
 pub enum ProgramError {
-    /// A decision that the runtime does not support yet.
-    #[error("{decision} cannot be {value} in training yet; valid: {valid}")]
-    Unsupported {
-        /// The decision, by its name in plans.
-        decision: String,
-        /// What the plan says.
-        value: String,
-        /// What would be supported.
-        valid: String,
-    },
+    /// What the runtime does not support yet: every reason, a line each.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Unsupported(Vec<Unsupported>),
     /// The schedule does not exist for these counts.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
@@ -98,8 +109,10 @@ impl Program {
     /// # Errors
     /// Decisions and models that the runtime cannot carry out yet, by name.
     pub fn new(model: &ModelSpec, d: &Decisions, stages: &[Stage]) -> Result<Self, ProgramError> {
-        supported_decisions(d)?;
-        supported_model(model, d)?;
+        let unsupported = unsupported(model, d);
+        if !unsupported.is_empty() {
+            return Err(ProgramError::Unsupported(unsupported));
+        }
         // `naive` runs a replica's whole share of the batch as one micro-batch.
         let micro_batches = d.schedule.micro_batches_run(d.micro_batches as usize);
         let micro_batch = (d.micro_batch * d.micro_batches) as usize / micro_batches;
@@ -113,6 +126,9 @@ impl Program {
             micro_batches,
             layout: schedule.layout,
             vocab: schedule.vocab,
+            zero_stage: d.zero_stage,
+            dp_shard: d.dp_shard as usize,
+            offload: d.offload,
             post_validation: d.post_validation,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
@@ -174,66 +190,65 @@ fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
     StageProgram { first_layer: stage.first_layer, recompute }
 }
 
-fn refuse(
-    holds: bool,
-    decision: &str,
-    value: &dyn Display,
-    valid: &str,
-) -> Result<(), ProgramError> {
-    if holds {
-        return Ok(());
-    }
-    let (decision, value, valid) = (decision.to_owned(), value.to_string(), valid.to_owned());
-    Err(ProgramError::Unsupported { decision, value, valid })
-}
-
 /// Settings that narrow a search to what the runtime supports, unless the user asks for more. The
 /// number format is not among them: the cluster gives it. Vocabulary passes are supported but left
 /// out, because no price covers what their collectives cost a CPU.
-pub const RUNNABLE: [&str; 6] = [
-    "cp=1",
-    "ep=1",
-    "zero_stage=0",
-    "vocab=first_last,redistribute,tensor",
-    "moe_overlap=none",
-    "offload=none",
-];
+pub const RUNNABLE: [&str; 4] =
+    ["cp=1", "ep=1", "vocab=first_last,redistribute,tensor", "moe_overlap=none"];
 
-fn supported_decisions(d: &Decisions) -> Result<(), ProgramError> {
-    refuse(d.cp == 1, "cp", &d.cp, "1")?;
-    refuse(d.ep == 1, "ep", &d.ep, "1")?;
-    refuse(d.zero_stage == 0, "zero_stage", &d.zero_stage, "0")?;
-    let both = d.post_validation && d.vocab.over_pipeline();
-    refuse(!both, "post_validation", &true, "false with a vocabulary split over the pipeline")?;
-    refuse(d.moe_overlap == MoeOverlap::None, "moe_overlap", &d.moe_overlap, "none")?;
-    refuse(d.offload == Offload::None, "offload", &d.offload, "none")?;
-    refuse(
-        matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16),
-        "dtype",
-        &d.dtype,
-        "f32, f64, bf16",
-    )
+/// Everything about a plan that the runtime does not support yet.
+pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
+    let mut refused = Refused::default();
+    refused.unless(d.cp == 1, "cp", d.cp, "1");
+    refused.unless(d.ep == 1, "ep", d.ep, "1");
+    refused.unless(
+        !(d.post_validation && d.vocab.over_pipeline()),
+        "post_validation",
+        true,
+        "false with a vocabulary split over the pipeline",
+    );
+    let on_host = d.offload != Offload::None;
+    refused.unless(
+        !(d.post_validation && on_host),
+        "post_validation",
+        true,
+        "false with the optimizer's state in host memory",
+    );
+    refused.unless(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none");
+    let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
+    refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
+    let attention = &model.attention;
+    refused.unless(model.moe.is_none(), "model.moe", "a mixture", "dense models");
+    refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
+    refused.unless(!attention.qk_norm, "model.qk_norm", "true", "false");
+    refused.unless(!attention.sinks, "model.sinks", "true", "false");
+    let unknown = &model.numerics.unknown;
+    refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
+    let (heads, kv) = (attention.heads, attention.kv_heads);
+    refused.unless(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads");
+    refused.unless(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width");
+    let tokens = d.micro_batch * model.seq_len;
+    refused.unless(
+        !d.sequence_parallel || tokens.is_multiple_of(d.tp),
+        "sequence_parallel",
+        true,
+        "false, or a tp that divides micro_batch · seq_len",
+    );
+    let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
+    refused.unless(even, "tp", d.tp, "a divisor or multiple of the key/value heads");
+    refused.0
 }
 
-fn supported_model(model: &ModelSpec, d: &Decisions) -> Result<(), ProgramError> {
-    let attention = &model.attention;
-    refuse(model.moe.is_none(), "model.moe", &"a mixture", "dense models")?;
-    refuse(attention.mla.is_none(), "model.mla", &"latent attention", "none")?;
-    refuse(!attention.qk_norm, "model.qk_norm", &"true", "false")?;
-    refuse(!attention.sinks, "model.sinks", &"true", "false")?;
-    let unknown = &model.numerics.unknown;
-    refuse(unknown.is_empty(), "model", &unknown.join(", "), "models without it")?;
-    let (heads, kv) = (attention.heads, attention.kv_heads);
-    refuse(heads.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the query heads")?;
-    refuse(model.mlp.ffn.is_multiple_of(d.tp), "tp", &d.tp, "a divisor of the ffn width")?;
-    let tokens = d.micro_batch * model.seq_len;
-    let rows = !d.sequence_parallel || tokens.is_multiple_of(d.tp);
-    refuse(
-        rows,
-        "sequence_parallel",
-        &"true",
-        "false, or a tp that divides micro_batch · seq_len",
-    )?;
-    let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
-    refuse(even, "tp", &d.tp, "a divisor or multiple of the key/value heads")
+/// What was refused so far.
+#[derive(Default)]
+struct Refused(Vec<Unsupported>);
+
+impl Refused {
+    fn unless(&mut self, holds: bool, decision: &str, value: impl Display, valid: &str) {
+        if !holds {
+            let (decision, value, valid) =
+                (decision.to_owned(), value.to_string(), valid.to_owned());
+            self.0.push(Unsupported { decision, value, valid });
+        }
+    }
 }

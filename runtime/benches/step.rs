@@ -5,7 +5,7 @@
 //! tools/side_by_side.py runs it beside PyTorch.
 
 use direct::Direct;
-use models::decisions::RankOrder;
+use models::decisions::{Offload, RankOrder};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -55,6 +55,9 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         micro_batches,
         layout: schedule.layout,
         vocab: schedule.vocab,
+        zero_stage: 0,
+        dp_shard: 1,
+        offload: Offload::None,
         post_validation: false,
         stages: (0..pp as usize).map(stage).collect(),
         passes: schedule.passes,
@@ -69,7 +72,7 @@ fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
         let device = Host::<f32>::new(Cpu::new((threads / size).max(1)).unwrap());
         let stages = Direct::new(program);
         let mut rank = Rank::new(&stages, world, device, Reduction::default(), 1).unwrap();
-        rank.initialise();
+        rank.initialise().unwrap();
         let optimizer =
             Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
         let samples = Noise { seq_len: program.seq_len() };
@@ -77,7 +80,7 @@ fn measure(program: &Program, threads: usize, steps: u64) -> Vec<f64> {
         for step in 0..=steps {
             let begin = Instant::now();
             let result = rank.gradients(&samples, step, None).unwrap();
-            rank.update(&optimizer, 1e-3, result.norm);
+            rank.update(&optimizer, 1e-3, result.norm).unwrap();
             rank.groups().world.barrier().unwrap();
             seconds.push(begin.elapsed().as_secs_f64());
         }

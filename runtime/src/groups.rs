@@ -12,6 +12,8 @@ pub struct Groups {
     pub tp: Box<dyn Communicator>,
     /// Data parallel: same shard of the model.
     pub dp: Box<dyn Communicator>,
+    /// Hybrid sharding: its groups, if fewer than all replicas share one copy of the state.
+    pub hybrid: Option<HybridGroups>,
     /// Pipeline: rank `i` of the group is pipeline rank `i`.
     pub pp: Box<dyn Communicator>,
     /// First and last pipeline rank, which may share tied embeddings; any other rank is alone.
@@ -20,6 +22,14 @@ pub struct Groups {
     pub vocab: Option<VocabGroups>,
     /// This rank's coordinates.
     pub at: Coordinates,
+}
+
+/// Replicas, divided into groups of neighbours that share one copy of the state.
+pub struct HybridGroups {
+    /// The replicas that share this rank's copy.
+    pub sharing: Box<dyn Communicator>,
+    /// One replica of each copy: those that hold the same pieces.
+    pub across: Box<dyn Communicator>,
 }
 
 /// All ranks of a replica, one pipeline rank after the other: a group for each sequence of
@@ -80,7 +90,26 @@ impl Groups {
         let color = if end { first } else { world.size() + rank };
         let ends = world.split("ends", color, at.pp as usize)?;
         let vocab = spec.vocab.map(|_| VocabGroups::new(&*world, spec, at)).transpose()?;
-        Ok(Self { world, tp, dp, pp, ends, vocab, at })
+        let ways = spec.zero.group(dp.size());
+        let divide = || -> Result<HybridGroups, CommError> {
+            let replica = dp.rank();
+            Ok(HybridGroups {
+                sharing: dp.split("dp_shard", replica / ways, replica)?,
+                across: dp.split("dp_across", replica % ways, replica)?,
+            })
+        };
+        let hybrid = (ways < dp.size()).then(divide).transpose()?;
+        Ok(Self { world, tp, dp, hybrid, pp, ends, vocab, at })
+    }
+
+    /// The replicas that share one copy of the state, or divide the work on it.
+    pub fn sharing(&self) -> &dyn Communicator {
+        self.hybrid.as_ref().map_or(&*self.dp, |hybrid| &*hybrid.sharing)
+    }
+
+    /// One replica of each copy of the state, if there are several.
+    pub fn across(&self) -> Option<&dyn Communicator> {
+        self.hybrid.as_ref().map(|hybrid| &*hybrid.across)
     }
 
     /// Waits until everything that was started is queued on the device ([`Communicator::settle`]).
@@ -90,6 +119,10 @@ impl Groups {
     pub fn settle(&self) -> Result<(), CommError> {
         let all = [&self.world, &self.tp, &self.dp, &self.pp, &self.ends];
         all.into_iter().try_for_each(|group| group.settle())?;
+        if let Some(HybridGroups { sharing, across }) = &self.hybrid {
+            sharing.settle()?;
+            across.settle()?;
+        }
         let Some(vocab) = &self.vocab else { return Ok(()) };
         let VocabGroups { first, middle, last, input, input_gradient, .. } = vocab;
         let vocab_groups = [first, middle, last, input, input_gradient];

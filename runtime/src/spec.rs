@@ -2,6 +2,7 @@
 //! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
 
 use crate::passes::Passes;
+use crate::state::shards::Zero;
 use crate::step_time::StepTime;
 use models::mesh::Mesh;
 use models::schedule::{StageLayout, VocabPasses};
@@ -25,6 +26,10 @@ pub struct TrainerSpec {
     pub passes: Passes,
     /// How the vocabulary layers are split over the pipeline, if they are.
     pub vocab: Option<VocabPasses>,
+    /// What replicas share of weights, gradients and optimizer state.
+    pub zero: Zero,
+    /// Where exact weights and moments lie, and where they are updated.
+    pub optimizer: OptimizerMemory,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
     /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
@@ -49,6 +54,15 @@ pub struct TrainerSpec {
     /// What distinguishes the trainer from others with the same fields: its layers, or the hash of
     /// its plan. Ranks compare it before they train.
     pub identity: String,
+}
+
+/// Where exact weights and moments lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerMemory {
+    /// On the device.
+    Device,
+    /// In host memory, where the CPU updates them.
+    Host,
 }
 
 /// What a plan predicts of a run.

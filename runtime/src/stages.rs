@@ -85,6 +85,11 @@ pub trait Stage<D: Device> {
     /// Its parameters, as elements of all that the rank holds.
     fn parameters(&self) -> Range<usize>;
 
+    /// Those whose weights its backward pass reads. The input layer's does not read its table.
+    fn read_backward(&self) -> Range<usize> {
+        self.parameters()
+    }
+
     /// The token table, if this stage has one.
     fn table(&self) -> Option<ParameterSlice> {
         None
@@ -187,9 +192,6 @@ pub trait Layer<D: Device> {
     /// What the layer keeps of a micro-batch.
     type Kept: Held;
 
-    /// First element of its parameters.
-    fn begin(&self) -> usize;
-
     /// From stream to stream.
     ///
     /// # Errors
@@ -200,7 +202,8 @@ pub trait Layer<D: Device> {
         stream: Self::Stream,
     ) -> Result<(Self::Stream, Self::Kept), CommError>;
 
-    /// From the output's gradient to the input's.
+    /// From the output's gradient to the input's. At its end it says that its gradients are
+    /// complete ([`Gradients::complete_from`]).
     ///
     /// # Errors
     /// Those of any collective call.
@@ -231,7 +234,7 @@ pub fn forward_all<D: Device, L: Layer<D>>(
     Ok((stream, all))
 }
 
-/// Backward through layers. Behind each, replicas may start to sum its gradients.
+/// Backward through layers.
 ///
 /// # Errors
 /// Those of any collective call.
@@ -244,7 +247,6 @@ pub fn backward_all<D: Device, L: Layer<D>>(
 ) -> Result<L::Gradient, CommError> {
     for (layer, kept) in layers.iter().zip(kept).rev() {
         dy = layer.backward(ctx, kept, dy, gradients)?;
-        gradients.complete_from(layer.begin())?;
     }
     Ok(dy)
 }

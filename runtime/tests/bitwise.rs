@@ -5,6 +5,7 @@ mod common;
 
 use channels::run_wired;
 use common::{Split, model, open, train, train_rank};
+use models::decisions::Offload;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::Reduction;
@@ -47,6 +48,45 @@ fn when_gradients_are_reduced() {
     for reduction in [Reduction::AtEnd, Reduction::PerParameter] {
         let other = train::<f32>("llama_gqa", &Split { reduction, ..busy() }, 2);
         assert!(bucketed == other, "{reduction:?}");
+    }
+}
+
+/// What replicas share changes no bit of one micro-batch. Of several, stages 2 and 3 sum each over
+/// replicas before they add it to the others, stages 0 and 1 add first and sum once: the order of
+/// additions differs.
+#[test]
+fn what_replicas_share() {
+    let splits = [
+        Split { dp: 2, micro_batch: 4, ..Split::default() },
+        Split { dp: 4, tp: 2, pp: 2, micro_batch: 2, sequence_parallel: true, ..Split::default() },
+    ];
+    for case in CASES {
+        for split in splits {
+            let none = train::<f32>(case, &split, 2);
+            for zero in [1, 2, 3] {
+                for reduction in [Reduction::Buckets { bytes: 1 << 14 }, Reduction::AtEnd] {
+                    let split = Split { zero, reduction, ..split };
+                    assert!(none == train::<f32>(case, &split, 2), "{case} {split:?}");
+                }
+            }
+        }
+    }
+    let pairs = [(0, 1), (2, 3)];
+    for (one, other) in pairs {
+        let run = |zero| train::<f64>("llama_tied", &Split { zero, ..busy() }, 3);
+        assert!(run(one) == run(other), "{one} {other}");
+    }
+}
+
+#[test]
+fn where_the_optimizer_lies() {
+    for case in CASES {
+        for zero in [0, 1, 2, 3] {
+            let split = Split { zero, ..busy() };
+            let device = train::<f32>(case, &split, 2);
+            let host = train::<f32>(case, &Split { offload: Offload::Optimizer, ..split }, 2);
+            assert!(device == host, "{case} {zero}");
+        }
     }
 }
 

@@ -140,13 +140,13 @@ fn a_step_reads_two_sums_and_nothing_else() {
             let device = FakeAsyncDevice::<f32, f32>::on(&shared);
             let stages = Direct::new(&program);
             let mut rank = Rank::new(&stages, world, device, split.reduction, 1).unwrap();
-            rank.initialise();
+            rank.initialise().unwrap();
             rank.groups().world.barrier().unwrap();
             let before = counts(&shared);
             rank.groups().world.barrier().unwrap();
             for step in 0..2 {
                 let result = rank.gradients(&*samples, step, None).unwrap();
-                rank.update(&common::optimizer(), 1e-3, result.norm);
+                rank.update(&common::optimizer(), 1e-3, result.norm).unwrap();
             }
             rank.groups().world.barrier().unwrap();
             let after = counts(&shared);
@@ -188,7 +188,7 @@ fn post_validation_on_a_device() {
             let reduction = Split::default().reduction;
             let stages = Direct::new(program);
             let mut rank = Rank::new(&stages, world, device(), reduction, 5).unwrap();
-            rank.initialise();
+            rank.initialise().unwrap();
             let mut results = Vec::new();
             for step in 0..4 {
                 let optimizer = common::optimizer();
@@ -215,7 +215,7 @@ fn a_device_that_fails_ends_the_run() {
         let device = FakeAsyncDevice::<f32, f32>::on(&shared);
         let stages = Direct::new(&program);
         let mut rank = Rank::new(&stages, world, device, split.reduction, 1).unwrap();
-        rank.initialise();
+        rank.initialise().unwrap();
         rank.gradients(&*samples, 0, None).unwrap();
         rank.groups().world.barrier().unwrap();
         shared.fail("an illegal address");

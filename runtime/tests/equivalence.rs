@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Run, Split, check, distance, model, train};
-use models::decisions::{RankOrder, Vocab};
+use models::decisions::{Offload, RankOrder, Vocab};
 use models::model::ModelSpec;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
@@ -22,7 +22,7 @@ const STEPS: usize = 2;
 /// A combination, as the index of each decision's value.
 type Indices = [usize; DECISIONS];
 
-const DECISIONS: usize = 12;
+const DECISIONS: usize = 13;
 const TP: [usize; 4] = [1, 2, 4, 8];
 const PP: [usize; 3] = [1, 2, 4];
 const VPP: [usize; 3] = [1, 2, 4];
@@ -33,12 +33,24 @@ const VOCAB: [Vocab; 3] = [Vocab::FirstLast, Vocab::Redistribute, Vocab::Tensor]
 const ORDER: [RankOrder; 2] = [RankOrder::DpInner, RankOrder::PpInner];
 const REDUCTION: [Reduction; 3] =
     [Reduction::Buckets { bytes: 1 << 14 }, Reduction::AtEnd, Reduction::PerParameter];
+/// ZeRO stage, replicas that share one copy (0 for all), and where the optimizer's state lies.
+const ZERO: [(u8, usize, Offload); 8] = [
+    (0, 0, Offload::None),
+    (1, 0, Offload::None),
+    (2, 0, Offload::None),
+    (3, 0, Offload::None),
+    (1, 2, Offload::None),
+    (3, 2, Offload::None),
+    (0, 0, Offload::Optimizer),
+    (2, 0, Offload::Optimizer),
+];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 /// Indices of some decisions in a combination.
 const OF_VOCAB: usize = 8;
 const OF_ORDER: usize = 9;
 const OF_REDUCTION: usize = 10;
-const OF_RECOMPUTE: usize = 11;
+const OF_ZERO: usize = 11;
+const OF_RECOMPUTE: usize = 12;
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -51,6 +63,7 @@ const VALUES: Indices = [
     VOCAB.len(),
     ORDER.len(),
     REDUCTION.len(),
+    ZERO.len(),
     RECOMPUTE.len(),
 ];
 
@@ -66,6 +79,9 @@ fn split(of: &Indices) -> (&'static str, Split) {
         vocab: VOCAB[of[OF_VOCAB]],
         order: ORDER[of[OF_ORDER]],
         reduction: REDUCTION[of[OF_REDUCTION]],
+        zero: ZERO[of[OF_ZERO]].0,
+        dp_shard: ZERO[of[OF_ZERO]].1,
+        offload: ZERO[of[OF_ZERO]].2,
         recompute: RECOMPUTE[of[OF_RECOMPUTE]],
         delays: None,
     };
@@ -76,7 +92,8 @@ fn split(of: &Indices) -> (&'static str, Split) {
 fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
     let (_, split) = split(of);
     let model = &models[of[0]];
-    if !split.exists() || split.ranks() > 16 {
+    let shared = split.zero == 0 || split.dp > split.dp_shard.max(1);
+    if !shared || !split.exists() || split.ranks() > 16 {
         return false;
     }
     let layers = |vocab| Split { vocab, ..split }.layers(model);
@@ -134,18 +151,20 @@ fn covering(mut all: Vec<Indices>) -> Vec<Indices> {
     chosen
 }
 
-/// Every combination of the other decisions once, with rank orders and reductions in turn.
+/// Every combination of the other decisions once, with rank orders, reductions and what replicas
+/// share in turn.
 fn in_turn(all: &[Indices]) -> Vec<Indices> {
     let mut groups: BTreeMap<Indices, Vec<Indices>> = BTreeMap::new();
     for of in all {
         let mut group = *of;
-        [group[OF_ORDER], group[OF_REDUCTION], group[OF_RECOMPUTE]] = [0; 3];
+        [group[OF_ORDER], group[OF_REDUCTION], group[OF_ZERO], group[OF_RECOMPUTE]] = [0; 4];
         groups.entry(group).or_default().push(*of);
     }
     let mut chosen = Vec::new();
     for (turn, members) in groups.values().enumerate() {
         let ways = members.len() / RECOMPUTE.len();
-        let first = turn % ways * RECOMPUTE.len();
+        // Spread by a hash: turns in order would meet some values of other decisions never.
+        let first = (turn * 2_654_435_761 >> 7) % ways * RECOMPUTE.len();
         chosen.extend(&members[first..first + RECOMPUTE.len()]);
     }
     chosen
@@ -251,12 +270,12 @@ fn the_covering_set_has_every_pair() {
 }
 
 #[test]
-fn in_turn_every_combination_is_there_with_every_order_and_reduction() {
+fn in_turn_every_combination_is_there_with_every_order_reduction_and_sharing() {
     let all = all();
     let chosen = in_turn(&all);
     let without = |of: &Indices| {
         let mut of = *of;
-        [of[OF_ORDER], of[OF_REDUCTION]] = [0; 2];
+        [of[OF_ORDER], of[OF_REDUCTION], of[OF_ZERO]] = [0; 3];
         of
     };
     let there: BTreeSet<Indices> = chosen.iter().map(without).collect();
@@ -294,14 +313,20 @@ fn report(combinations: &[Indices], worst: Worst) -> String {
         };
         table += &format!("| vocabulary {vocab} | {of_vocab} |\n");
     }
+    for (stage, ways, offload) in ZERO {
+        let same =
+            |split: &Split| (split.zero, split.dp_shard, split.offload) == (stage, ways, offload);
+        let over = if ways == 0 { String::new() } else { format!(" over {ways}") };
+        table += &format!("| zero {stage}{over}, offload {offload} | {} |\n", count(&same));
+    }
     for ranks in [1, 2, 4, 8, 16] {
         table += &format!("| {ranks} ranks | {} |\n", count(&|split| split.ranks() == ranks));
     }
     format!(
         "**{}** combinations of golden case, tp, pp, vpp, dp, \
          micro-batch, sequence parallelism, recomputation, schedule and\nvocabulary placement (all that fit in 16 \
-         ranks, 4 layers and 8 sequences, those that are the same run by another name\ncounted once; rank orders and \
-         reductions of gradients in turn) gave one rank's numbers in f64 over {STEPS} steps: losses\nwithin 1e-12 \
+         ranks, 4 layers and 8 sequences, those that are the same run by another name\ncounted once; rank orders, \
+         reductions of gradients and what replicas share in turn) gave one rank's numbers in f64 over {STEPS} steps: losses\nwithin 1e-12 \
          (worst {:.1e}), every gradient within 1e-11 by norm (worst {:.1e}). Those that differ in recomputation\n\
          alone gave the same bits. One rank is held to PyTorch's numbers by `runtime/tests/golden.rs`.\n\n\
          | of these | combinations |\n|---|---|\n{table}",

@@ -90,7 +90,7 @@ fn train(
         let result = rank.gradients(&samples, step, None).unwrap();
         losses.push(result.loss.to_bits());
         norms.push(result.norm.to_bits());
-        rank.update(&optimizer, lr.at(step), result.norm);
+        rank.update(&optimizer, lr.at(step), result.norm).unwrap();
     }
     let traffic = stats.traffic();
     let gradients = rank.whole_gradients().unwrap();

@@ -107,14 +107,13 @@ fn what_cannot_be_run_is_refused_by_name() {
     };
     refused(Decisions { cp: 2, ..decisions() }, ["cp cannot be 2", "yet", "valid: 1"]);
     refused(Decisions { ep: 2, ..decisions() }, ["ep cannot be 2", "yet", "valid: 1"]);
-    refused(
-        Decisions { zero_stage: 1, ..decisions() },
-        ["zero_stage cannot be 1", "yet", "valid: 0"],
-    );
+    // Every reason at once.
+    let both = Decisions { cp: 2, dtype: Dtype::Fp8, ..decisions() };
+    refused(both, ["cp cannot be 2", "dtype cannot be fp8", "\n"]);
     let dtype = Decisions { dtype: Dtype::Fp8, ..decisions() };
     refused(dtype, ["dtype cannot be fp8", "yet", "f32, f64, bf16"]);
-    let offload = Decisions { offload: Offload::Optimizer, ..decisions() };
-    refused(offload, ["offload cannot be optimizer", "yet", "none"]);
+    let offload = Decisions { offload: Offload::Optimizer, post_validation: true, ..decisions() };
+    refused(offload, ["post_validation cannot be true", "yet", "host memory"]);
     refused(Decisions { tp: 3, ..decisions() }, ["tp cannot be 3", "yet", "divisor"]);
     // 33 tokens a sequence in one micro-batch of one cannot be halved.
     let mut odd = model("llama_gqa");

@@ -9,7 +9,7 @@ mod common;
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
 use direct::Direct;
-use models::decisions::Vocab;
+use models::decisions::{Offload, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -92,6 +92,8 @@ struct Case {
     tied: bool,
     vocab: u64,
     dp: usize,
+    /// ZeRO stage.
+    zero: u8,
     sequence_parallel: bool,
 }
 
@@ -160,6 +162,9 @@ impl Case {
             micro_batches: self.micro_batches,
             layout: schedule.layout,
             vocab: schedule.vocab,
+            zero_stage: self.zero,
+            dp_shard: if self.zero > 0 { self.dp } else { 1 },
+            offload: Offload::None,
             post_validation: false,
             stages,
             passes: schedule.passes,
@@ -186,6 +191,7 @@ impl Case {
             tp: 1,
             micro_batches: 1,
             dp: 1,
+            zero: 0,
             sequence_parallel: false,
             ..*self
         };
@@ -246,8 +252,8 @@ fn check(cases: &[Case]) -> Worst {
 
 /// Every schedule and placement, on two and four pipeline ranks of one or two tensor-parallel
 /// ranks, with as many micro-batches as pipeline ranks, twice as many, and an odd number. Every
-/// second case is tied; every third has little more vocabulary than shards, two replicas or
-/// sequence parallelism.
+/// second case is tied; every third has little more vocabulary than shards, two replicas, which
+/// share their state by one ZeRO stage after the other, or sequence parallelism.
 fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for schedule in ScheduleName::ALL.into_iter().filter(|&name| name != ScheduleName::Naive) {
@@ -256,6 +262,7 @@ fn all() -> Vec<Case> {
                 for micro_batches in [pp, 2 * pp, pp + 1] {
                     let n = cases.len();
                     let turn = |of: usize, at: usize| n % of == at;
+                    let dp = if turn(3, 2) && pp * tp < 8 { 2 } else { 1 };
                     let case = Case {
                         schedule,
                         place,
@@ -264,7 +271,8 @@ fn all() -> Vec<Case> {
                         micro_batches,
                         tied: turn(2, 1),
                         vocab: VOCAB[usize::from(turn(3, 1))],
-                        dp: if turn(7, 2) && pp * tp < 8 { 2 } else { 1 },
+                        dp,
+                        zero: if dp == 2 { (n / 3 % 4) as u8 } else { 0 },
                         sequence_parallel: tp == 2 && turn(3, 0),
                     };
                     cases.extend(case.exists().then_some(case));
@@ -314,7 +322,16 @@ fn the_set_has_every_schedule_with_every_placement_it_can_have() {
         assert!(some().iter().any(|chosen| chosen.tied == case && chosen.place.passes().is_some()));
         assert!(some().iter().any(|chosen| chosen.sequence_parallel == case));
     }
-    assert!(some().iter().any(|chosen| chosen.dp == 2 && chosen.place.passes().is_some()));
+    for zero in 0..4 {
+        let of = |wanted: &dyn Fn(&Case) -> bool| {
+            all().iter().any(|case| case.dp == 2 && case.zero == zero && wanted(case))
+        };
+        assert!(of(&|case| case.place.passes().is_some()), "{zero}");
+        assert!(of(&|case| case.schedule.splits_backward()), "{zero}");
+        let copies = |case: &Case| case.schedule.layout(case.chunks()).copies() == 2;
+        assert!(of(&copies), "{zero}");
+        assert!(some().iter().any(|case| case.dp == 2 && case.zero == zero), "{zero}");
+    }
 }
 
 #[test]
@@ -480,7 +497,7 @@ fn trained_ahead(case: &Case, optimizer: &Optimizer, steps: u64, delays: Option<
         let reduction = Split::default().reduction;
         let stages = Direct::new(&program);
         let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
-        rank.initialise();
+        rank.initialise().unwrap();
         let mut results = Vec::new();
         for step in 0..steps {
             let lr = 1e-3 / (step + 1) as f64;
@@ -499,11 +516,11 @@ fn trained_in_step(case: &Case, optimizer: &Optimizer, steps: u64) -> Run {
         let reduction = Split::default().reduction;
         let stages = Direct::new(&program);
         let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
-        rank.initialise();
+        rank.initialise().unwrap();
         let mut results = Vec::new();
         for step in 0..steps {
             let result = rank.gradients(&samples, step, None).unwrap();
-            rank.update(optimizer, 1e-3 / (step + 1) as f64, result.norm);
+            rank.update(optimizer, 1e-3 / (step + 1) as f64, result.norm).unwrap();
             results.push(result);
         }
         finished(&rank, &results)
@@ -560,7 +577,7 @@ fn post_validation_stops_before_weights_are_spoiled() {
         let reduction = Split::default().reduction;
         let stages = Direct::new(&program);
         let mut rank = Rank::new(&stages, world, Host::<f64>::serial(), reduction, 1234).unwrap();
-        rank.initialise();
+        rank.initialise().unwrap();
         let samples = Made(case.vocab);
         // An absurd rate, after which the second step's numbers are not finite.
         assert!(rank.step_ahead(&samples, 0, &optimizer, 1e300).unwrap().is_none());

@@ -167,9 +167,9 @@ fn the_rank_report_counts_what_was_sent() {
         let blocks = 2 * 4 * 3 * 4 * 32 * 64 * 4;
         let ends = if pp_rank == 0 { stream } else { stream + 3 * 3 * 4 * 32 * 4 };
         assert_eq!(sent("tp", "all_reduce", "bytes"), Some(blocks + ends + 3 * 8));
-        // Every gradient once a step, and the count of valid tokens.
+        // Every gradient once a step, the count of valid tokens, and the sum of squares.
         let gradients = rank["gradient_bytes"].as_u64().unwrap();
-        assert_eq!(sent("dp", "all_reduce", "bytes"), Some(3 * (gradients + 8)));
+        assert_eq!(sent("dp", "all_reduce", "bytes"), Some(3 * (gradients + 16)));
     }
 }
 

@@ -12,7 +12,7 @@ use direct::Direct;
 use meshwright_tests::crates::{build, first_error, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
-use models::decisions::{Dtype, RankOrder, Vocab};
+use models::decisions::{Dtype, Offload, RankOrder, Vocab};
 use models::mesh::Mesh;
 use models::model::ModelSpec;
 use models::plan::Plan;
@@ -55,6 +55,14 @@ const VOCAB: [Vocab; 6] = [
     Vocab::ParallelNaive,
     Vocab::Interlaced,
 ];
+/// ZeRO stage, and where the optimizer's state lies.
+const ZERO: [(u8, Offload); 5] = [
+    (0, Offload::None),
+    (1, Offload::None),
+    (2, Offload::None),
+    (3, Offload::None),
+    (3, Offload::Optimizer),
+];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -65,10 +73,11 @@ const VALUES: Indices = [
     RECOMPUTE.len(),
     SCHEDULE.len(),
     VOCAB.len(),
+    ZERO.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 9];
+type Indices = [usize; 10];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -85,6 +94,7 @@ struct Combination {
     recompute: &'static [Recompute],
     schedule: ScheduleName,
     vocab: Vocab,
+    zero: (u8, Offload),
 }
 
 /// What schedules depend on.
@@ -102,6 +112,7 @@ impl Combination {
             recompute: RECOMPUTE[of[6]],
             schedule: SCHEDULE[of[7]],
             vocab: VOCAB[of[8]],
+            zero: ZERO[of[9]],
         }
     }
 
@@ -112,7 +123,8 @@ impl Combination {
     /// Whether it can be run, and is not another one by a second name.
     fn exists(&self, schedules: &mut Schedules, models: &BTreeMap<&str, ModelSpec>) -> bool {
         let named_once = (self.tp > 1 || !self.sequence_parallel)
-            && (self.pp > 1 || self.vocab == Vocab::FirstLast);
+            && (self.pp > 1 || self.vocab == Vocab::FirstLast)
+            && (self.dp > 1 || self.zero.0 == 0);
         let heads = models[self.case].attention.heads;
         named_once
             && self.tp * self.pp * self.dp <= 16
@@ -162,6 +174,9 @@ impl Combination {
             micro_batches: SEQUENCES / self.dp / self.micro_batch,
             layout: schedule.layout,
             vocab: schedule.vocab,
+            zero_stage: self.zero.0,
+            dp_shard: if self.zero.0 > 0 { self.dp } else { 1 },
+            offload: self.zero.1,
             post_validation: false,
             stages: self.stages(schedule.stages()),
             passes: schedule.passes,

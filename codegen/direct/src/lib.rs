@@ -9,13 +9,14 @@ mod run;
 mod stage;
 
 use codegen::lower::{Lowered, lower};
+use models::decisions::Offload;
 use models::formulas::flops::training_flops;
 use models::model::Positions;
 use models::program::Program;
 use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{Device, Prediction, TrainerSpec};
+use runtime::{Device, OptimizerMemory, Prediction, TrainerSpec, Zero};
 use stage::DirectStage;
 use std::sync::Arc;
 
@@ -55,6 +56,11 @@ impl<D: Device> Stages<D> for Direct {
             layout: program.layout,
             passes: program.passes.clone().into(),
             vocab: program.vocab,
+            zero: Zero { stage: program.zero_stage, ways: program.dp_shard },
+            optimizer: match program.offload {
+                Offload::None => OptimizerMemory::Device,
+                Offload::Optimizer => OptimizerMemory::Host,
+            },
             post_validation: program.post_validation,
             seq_len: program.seq_len(),
             hidden: model.hidden as usize,

@@ -29,8 +29,21 @@ struct Part {
     place: Place,
     fields: Vec<Field>,
     recompute: Recompute,
-    /// First element of its parameters.
-    begin: usize,
+    /// Its parameters.
+    parameters: Range<usize>,
+    /// The table that it reads besides, if an earlier segment declared it.
+    table: Option<Range<usize>>,
+}
+
+impl Part {
+    /// `ctx` with the segment's weights.
+    fn gathered<'a, D: Device>(&self, ctx: &Context<'a, D>) -> Result<Context<'a, D>, CommError> {
+        let ctx = ctx.gather(&self.parameters)?;
+        match &self.table {
+            Some(table) => ctx.gather(table),
+            None => Ok(ctx),
+        }
+    }
 }
 
 /// What a stage keeps of a micro-batch: values of each segment.
@@ -63,13 +76,19 @@ impl DirectStage {
         let (program, start) = (&lowered.program, inventory.elements());
         let mut parts = Vec::new();
         let mut add = |place: Place, recompute: Recompute| {
-            let begin = inventory.elements();
+            let begin = inventory.begin_unit();
             let fields = declare(lowered, segment(lowered, place), place, inventory);
             let tokens = fields.iter().find_map(|field| match field {
                 Field::Tokens(tokens) => Some(tokens.table),
                 _ => None,
             });
-            parts.push(Part { place, fields, recompute, begin });
+            let parameters = begin..inventory.elements();
+            let table = match place {
+                Place::Last(table) if program.model.tied_embeddings => table,
+                _ => None,
+            };
+            let table = table.map(|table| table.range());
+            parts.push(Part { place, fields, recompute, parameters, table });
             tokens
         };
         let own = (index == 0).then(|| add(Place::First, Recompute::None)).flatten();
@@ -112,6 +131,11 @@ impl<D: Device> Stage<D> for DirectStage {
         self.parameters.clone()
     }
 
+    fn read_backward(&self) -> Range<usize> {
+        let input = self.parts.first().filter(|part| matches!(part.place, Place::First));
+        input.map_or(self.parameters.start, |part| part.parameters.end)..self.parameters.end
+    }
+
     fn table(&self) -> Option<ParameterSlice> {
         self.table
     }
@@ -125,7 +149,8 @@ impl<D: Device> Stage<D> for DirectStage {
         };
         let mut kept = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
-            let mut run = self.run(ctx, part);
+            let ctx = part.gathered(ctx)?;
+            let mut run = self.run(&ctx, part);
             passed = run.forward(passed)?;
             kept.push(run.keep(part.recompute));
         }
@@ -151,10 +176,13 @@ impl<D: Device> Stage<D> for DirectStage {
         let kept: StageKept<D> = own(kept);
         let mut passed = Rc::new(dy);
         for (part, kept) in self.parts.iter().zip(kept.parts).rev() {
-            let mut run = self.run(ctx, part);
+            // The input layer's backward pass reads no weights.
+            let reads_none = matches!(part.place, Place::First);
+            let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
+            let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
             run.restore(part.recompute, kept)?;
             passed = run.backward(passed, gradients)?;
-            gradients.complete_from(part.begin)?;
+            gradients.complete_from(part.parameters.start)?;
         }
         Ok(ctx.own(passed))
     }

@@ -220,7 +220,8 @@ fn tp_line(steps: &[Step]) -> Option<String> {
 
 fn forward(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
     let function = &segment.forward;
-    let mut lines: Vec<String> = tp_line(&function.steps).into_iter().collect();
+    let mut lines = print.gathers("parameters", BODY);
+    lines.extend(tp_line(&function.steps));
     lines.extend(print.of(&function.steps, BODY));
     let stream = function.output.map_or("stream", |value| print.name(value));
     let construct = |indent, way: Recompute, head: &str, tail: &str| {
@@ -279,14 +280,13 @@ fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec
 
 fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<String> {
     let all = names(print, &segment.read);
-    let mut lines = match restores {
-        true => {
-            let mut lines = vec!["let values = self.restore(ctx, kept)?;".to_owned()];
-            lines.extend(listed(BODY, "let Values {", &all, "} = values;"));
-            lines
-        }
-        false => listed(BODY, "let Kept {", &all, "} = kept;"),
-    };
+    let mut lines = print.gathers("parameters", BODY);
+    if restores {
+        lines.push("let values = self.restore(ctx, kept)?;".to_owned());
+        lines.extend(listed(BODY, "let Values {", &all, "} = values;"));
+    } else {
+        lines.extend(listed(BODY, "let Kept {", &all, "} = kept;"));
+    }
     let steps = segment.backward.iter().flat_map(|function| &function.steps);
     lines.extend(tp_line(&steps.cloned().collect::<Vec<_>>()));
     let last = segment.backward.len() - 1;
@@ -297,6 +297,7 @@ fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<St
         lines.push(format!("// {title}."));
         if n == last {
             lines.extend(print.of(&function.steps, BODY));
+            lines.extend(print.completes("parameters", BODY));
             lines.push(format!("Ok({output})"));
         } else {
             // A block, so that its gradients are freed before the next part.

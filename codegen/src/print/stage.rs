@@ -3,7 +3,7 @@
 use super::Printer;
 use super::layer::{fields, norm};
 use super::statement::{Statements, type_name};
-use super::text::{listed, size};
+use super::text::{indented, listed, size};
 use crate::lower::{Field, FieldKind, Segment};
 use serde_json::{Value as Json, json};
 
@@ -62,6 +62,12 @@ impl Kind {
         matches!(self, Self::Last | Self::Only)
     }
 
+    /// Whether it gathers the input layer's weights.
+    fn gathers_input(self, printer: &Printer<'_>) -> bool {
+        let any = !printer.lowered.first.fields.is_empty();
+        self.input() && any && printer.lowered.program.zero_stage == 3
+    }
+
     /// Whether it may get the token table of an earlier stage.
     pub fn takes_table(self, printer: &Printer<'_>) -> bool {
         self == Self::Last && printer.has_loss() && printer.lowered.program.model.tied_embeddings
@@ -79,10 +85,14 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
     let input_fields = if kind.input() { fields(printer, first) } else { vec![] };
     let output_fields = if kind.output() { fields(printer, last) } else { vec![] };
     let mut all = input_fields;
+    if kind.gathers_input(printer) {
+        all.push("/// Those of the input layer.".to_owned());
+        all.push("input_parameters: Range<usize>,".to_owned());
+    }
     all.push("layers: Vec<Layer>,".to_owned());
     if kind.output() {
-        all.push("/// First element of the output layer's parameters.".to_owned());
-        all.push("output_begin: usize,".to_owned());
+        all.push("/// Those of the output layer.".to_owned());
+        all.push("output_parameters: Range<usize>,".to_owned());
     }
     all.extend(output_fields);
     json!({
@@ -94,6 +104,7 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
         "table": kind.takes_table(printer),
         "declare": declare(printer, kind, tied),
         "construct": construct(printer, kind),
+        "gathers_input": kind.gathers_input(printer),
         "has_tokens": kind.input() && has_loss,
         "reads_x": !(kind.input() && has_loss),
         "reads_dy": !(kind.output() && has_loss),
@@ -123,12 +134,16 @@ fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
     if kind.input() {
         lines.extend(lowered.first.fields.iter().flat_map(|field| input(printer, field)));
     }
+    if kind.gathers_input(printer) {
+        lines.push("let input_parameters = begin..inventory.elements();".to_owned());
+    }
     lines.push("let layers = layer::declare(index, inventory);".to_owned());
     if kind.output() {
-        lines.push("let output_begin = inventory.elements();".to_owned());
+        lines.push("let output_begin = inventory.begin_unit();".to_owned());
         for field in &lowered.last.fields {
             lines.extend(output(printer, field, kind, tied));
         }
+        lines.push("let output_parameters = output_begin..inventory.elements();".to_owned());
     }
     lines
 }
@@ -203,9 +218,12 @@ fn construct(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     if kind.input() {
         items.extend(names(&printer.lowered.first));
     }
+    if kind.gathers_input(printer) {
+        items.push("input_parameters".to_owned());
+    }
     items.push("layers".to_owned());
     if kind.output() {
-        items.push("output_begin".to_owned());
+        items.push("output_parameters".to_owned());
         items.extend(names(&printer.lowered.last));
     }
     listed(BODY, "Self {", &items, "}")
@@ -226,7 +244,17 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         if !printer.has_loss() {
             lines.push("let x: Rows<D> = Tensor::received(x);".to_owned());
         }
-        lines.extend(of_first.of(&first.forward.steps, BODY));
+        if kind.gathers_input(printer) {
+            // A block, so that the weights are freed behind it.
+            lines.push("let stream = {".to_owned());
+            let mut inner = of_first.gathers("input_parameters", BODY + 4);
+            inner.extend(of_first.of(&first.forward.steps, BODY + 4));
+            inner.push("stream".to_owned());
+            lines.extend(indented(4, inner));
+            lines.push("};".to_owned());
+        } else {
+            lines.extend(of_first.of(&first.forward.steps, BODY));
+        }
     } else {
         lines.push("let stream = Stream::begin(Rows::received(x));".to_owned());
     }
@@ -234,6 +262,7 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         .push("let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned());
     let mut kept = vec!["layers".to_owned()];
     if kind.output() {
+        lines.extend(gathers_output(printer, &of_last, BODY));
         lines.extend(of_last.of(&last.forward.steps, BODY));
         kept.extend(last.read.iter().map(|&value| of_last.name(value).to_owned()));
     }
@@ -244,6 +273,17 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     };
     lines.extend(listed(BODY, "let kept = Kept {", &kept, "};"));
     lines.push(format!("Ok(({passed}, Box::new(kept)))"));
+    lines
+}
+
+/// Gathers the output layer's weights, if replicas share them. A tied table is a part of the input
+/// layer's.
+fn gathers_output(printer: &Printer<'_>, print: &Statements<'_>, indent: usize) -> Vec<String> {
+    let mut lines = print.gathers("output_parameters", indent);
+    let tied = printer.lowered.program.model.tied_embeddings;
+    if !lines.is_empty() && tied && printer.has_loss() {
+        lines.push("let ctx = &ctx.gather(&self.output.parameters())?;".to_owned());
+    }
     lines
 }
 
@@ -270,16 +310,26 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
             let of = type_name(lowered, last.values[input].of);
             lines.push(format!("let {}: {of} = Tensor::received(dy);", of_last.name(input)));
         }
-        lines.extend(of_last.of(&out.steps, BODY));
-        lines.push("gradients.complete_from(self.output_begin)?;".to_owned());
         passed = out.output.map_or(passed, |value| of_last.name(value).to_owned());
+        if lowered.program.zero_stage == 3 {
+            // A block, so that the weights are freed behind it.
+            lines.push(format!("let {passed} = {{"));
+            let mut inner = gathers_output(printer, &of_last, BODY + 4);
+            inner.extend(of_last.of(&out.steps, BODY + 4));
+            inner.push(passed.clone());
+            lines.extend(indented(4, inner));
+            lines.push("};".to_owned());
+        } else {
+            lines.extend(of_last.of(&out.steps, BODY));
+        }
+        lines.extend(of_last.completes("output_parameters", BODY));
     }
     lines.push(format!(
         "let dx = stages::backward_all(&self.layers, ctx, layers, {passed}, gradients)?;"
     ));
     if kind.input() {
         lines.extend(of_first.of(&into.steps, BODY));
-        lines.push("gradients.complete_from(self.parameters.start)?;".to_owned());
+        lines.extend(of_first.completes("parameters", BODY));
     }
     let left = match kind.input() && printer.has_loss() {
         true => "Ok(Buffer::empty())",

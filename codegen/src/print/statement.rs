@@ -27,14 +27,32 @@ impl<'a> Statements<'a> {
     fn lines(&self, step: &Step, indent: usize) -> Vec<String> {
         let code = self.code(step);
         match self.bytes(&step.op) {
-            Some(bytes) => {
-                let line = format!("{code} // tp: {}", size(bytes));
-                match indent + line.len() <= in_width(0) {
-                    true => vec![line],
-                    false => vec![format!("// tp: {}", size(bytes)), code],
-                }
-            }
+            Some(bytes) => commented(code, &format!("tp: {}", size(bytes)), indent),
             None => vec![code],
+        }
+    }
+
+    /// Gathers the weights of the parameters in field `of`, if replicas share them.
+    pub fn gathers(&self, of: &str, indent: usize) -> Vec<String> {
+        match self.lowered.program.zero_stage {
+            3 => commented(
+                format!("let ctx = &ctx.gather(&self.{of})?;"),
+                "dp: all-gather of weights",
+                indent,
+            ),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Says that the gradients of the parameters in field `of`, and of those behind, are complete.
+    pub fn completes(&self, of: &str, indent: usize) -> Vec<String> {
+        let program = &self.lowered.program;
+        let code = format!("gradients.complete_from(self.{of}.start)?;");
+        match (program.mesh.dp, program.zero_stage) {
+            (1, _) => vec![code],
+            (_, 0) => commented(code, "dp: all-reduce, once a step", indent),
+            (_, 1) => commented(code, "dp: reduce-scatter, once a step", indent),
+            _ => commented(code, "dp: reduce-scatter", indent),
         }
     }
 
@@ -390,5 +408,14 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             (format!("CrossEntropy<{placement}, VOCAB_ROWS>"), String::new())
         }
+    }
+}
+
+/// A statement with a comment, behind it if the line has room.
+fn commented(code: String, comment: &str, indent: usize) -> Vec<String> {
+    let line = format!("{code} // {comment}");
+    match indent + line.len() <= in_width(0) {
+        true => vec![line],
+        false => vec![format!("// {comment}"), code],
     }
 }

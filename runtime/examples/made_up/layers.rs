@@ -38,7 +38,7 @@ kept! {
 impl FeedForward {
     pub fn declare(inventory: &mut Inventory) -> Self {
         Self {
-            begin: inventory.elements(),
+            begin: inventory.begin_unit(),
             norm: RmsNorm::declare("norm", 1e-6, false, inventory),
             gate: Linear::declare(matrix("gate"), inventory),
             up: Linear::declare(matrix("up"), inventory),
@@ -51,10 +51,6 @@ impl<D: Device> stages::Layer<D> for FeedForward {
     type Stream = Stream<D, Whole, TOKENS, HIDDEN>;
     type Gradient = Full<D>;
     type Kept = BlockKept<D>;
-
-    fn begin(&self) -> usize {
-        self.begin
-    }
 
     fn forward(
         &self,
@@ -83,7 +79,9 @@ impl<D: Device> stages::Layer<D> for FeedForward {
         gradients.add(self.up.weights(&h, &dup));
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));
         gradients.add(self.norm.weights(&x, &s, &dh));
-        Ok(self.norm.backward_onto(ctx, &x, &s, &dh, dy))
+        let dx = self.norm.backward_onto(ctx, &x, &s, &dh, dy);
+        gradients.complete_from(self.begin)?;
+        Ok(dx)
     }
 }
 

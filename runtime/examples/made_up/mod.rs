@@ -10,7 +10,7 @@ use runtime::comm::{Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::layers::{Matrix, VocabTable};
 use runtime::stages::Stages;
-use runtime::{Error, Host, Optimizer, Rank, Reduction, TrainerSpec};
+use runtime::{Error, Host, Optimizer, OptimizerMemory, Rank, Reduction, TrainerSpec, Zero};
 
 pub const HIDDEN: usize = 16;
 /// Columns between the two matrices of the feed-forward block.
@@ -34,6 +34,8 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         layout: schedule.layout,
         passes: schedule.passes.into(),
         vocab: None,
+        zero: Zero::NONE,
+        optimizer: OptimizerMemory::Device,
         post_validation: false,
         seq_len: SEQ_LEN,
         hidden: HIDDEN,
@@ -85,10 +87,10 @@ pub fn train(stages: &dyn Stages<Host<f64>>, steps: u64) -> Result<Vec<f64>, Err
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, clip: Some(1.0) };
     let run = |world| {
         let mut rank = Rank::new(stages, world, Host::serial(), Reduction::default(), 1234)?;
-        rank.initialise();
+        rank.initialise()?;
         let step = |step| {
             let result = rank.gradients(&Counting, step, None)?;
-            rank.update(&optimizer, 1e-2, result.norm);
+            rank.update(&optimizer, 1e-2, result.norm)?;
             Ok(result.loss)
         };
         (0..steps).map(step).collect()

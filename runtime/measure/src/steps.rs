@@ -1,7 +1,7 @@
 //! Training steps on arbitrary data, to be timed.
 
 use direct::Direct;
-use models::decisions::RankOrder;
+use models::decisions::{Offload, RankOrder};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -63,6 +63,9 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         micro_batches: 1,
         layout: schedule.layout,
         vocab: schedule.vocab,
+        zero_stage: 0,
+        dp_shard: 1,
+        offload: Offload::None,
         post_validation: false,
         stages: vec![StageProgram {
             first_layer: 0,
@@ -86,14 +89,14 @@ pub fn training<'a, D: Device + 'a>(
 ) -> Result<impl FnMut() -> Result<(), Error> + 'a, Error> {
     let mut rank = Rank::new(trained, world, device, Reduction::default(), 1)?;
     rank.replay_steps(refused);
-    rank.initialise();
+    rank.initialise()?;
     let spec = Stages::<D>::spec(trained);
     let samples = Noise { seq_len: spec.seq_len, vocab: spec.vocab_size as u64 };
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut number = 0;
     Ok(move || {
         let result = rank.gradients(&samples, number, None)?;
-        rank.update(&optimizer, 1e-4, result.norm);
+        rank.update(&optimizer, 1e-4, result.norm)?;
         number += 1;
         Ok(())
     })

@@ -7,6 +7,7 @@ use crate::ops::{self, Context, Matrix, WeightWork};
 use crate::state::params::{Inventory, ParameterSlice, RowBlock};
 use kernels::Output;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A layer whose output columns are split over the ranks of `A`. Its input gradient is a partial
 /// sum.
@@ -52,6 +53,11 @@ impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
     #[track_caller]
     pub fn from_table(table: ParameterSlice) -> Self {
         Self { linear: of_table::<IN, OUT>(table), axis: PhantomData }
+    }
+
+    /// Its weights, among all parameters of the rank.
+    pub fn parameters(&self) -> Range<usize> {
+        self.linear.weight.range()
     }
 
     /// `x[R, IN] -> y[R, OUT]`
@@ -152,6 +158,11 @@ impl<const IN: usize, const OUT: usize> Linear<IN, OUT> {
     #[track_caller]
     pub fn from_table(table: ParameterSlice) -> Self {
         Self(of_table::<IN, OUT>(table))
+    }
+
+    /// Its weights, among all parameters of the rank.
+    pub fn parameters(&self) -> Range<usize> {
+        self.0.weight.range()
     }
 
     /// `x[R, IN] -> y[R, OUT]`

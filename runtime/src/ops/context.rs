@@ -1,9 +1,10 @@
 //! What a pass gives to the operations of its layers: tokens, weights, device, ranks, pools.
 
-use crate::comm::Communicator;
+use crate::comm::{CommError, Communicator};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, Pools, WideBuffer};
-use crate::state::params::{SharedBuffer, WeightStore};
+use crate::state::params::SharedBuffer;
+use crate::state::weights::{WeightView, Weights};
 use kernels::dropout::Dropout;
 use kernels::random::{GlobalIndices, Stream};
 use std::ops::Range;
@@ -115,8 +116,10 @@ pub struct Context<'a, D: Space> {
     pub tp: &'a dyn Communicator,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
-    /// The rank's weights.
-    pub weights: &'a WeightStore<D>,
+    /// The weights that can be read.
+    pub weights: WeightView<D>,
+    /// Those that can be gathered.
+    pub sharded: Sharded<'a, D>,
     /// The tokens.
     pub batch: &'a MicroBatch<D>,
     /// Dropout, if the model has any.
@@ -125,7 +128,64 @@ pub struct Context<'a, D: Space> {
     pub pools: &'a Pools<D>,
 }
 
+/// Weights that replicas share (ZeRO stage 3), as one pass sees them.
+pub struct Sharded<'a, D: Space> {
+    /// The rank's weights.
+    pub all: &'a Weights<D>,
+    /// The replicas that share them.
+    pub replicas: &'a dyn Communicator,
+    /// The units that the pass reads, one after the other.
+    pub read: Range<usize>,
+    /// Whether layers run from the last to the first.
+    pub backward: bool,
+    /// Whether the next unit is gathered while one is used.
+    pub prefetch: bool,
+}
+
+impl<D: Space> Clone for Sharded<'_, D> {
+    fn clone(&self) -> Self {
+        Self { read: self.read.clone(), ..*self }
+    }
+}
+
+impl<'a, D: Device> Sharded<'a, D> {
+    /// Starts to gather the unit with which the pass begins.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start(&self, device: &D) -> Result<(), CommError> {
+        let first =
+            if self.backward { self.read.end.checked_sub(1) } else { Some(self.read.start) };
+        match first.filter(|unit| self.prefetch && self.read.contains(unit)) {
+            Some(unit) => self.all.prefetch(device, self.replicas, unit),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to gather the unit that the pass uses after those of `units`.
+    fn start_next(&self, device: &D, units: &Range<usize>) -> Result<(), CommError> {
+        let next = if self.backward { units.start.checked_sub(1) } else { Some(units.end) };
+        match next.filter(|unit| self.prefetch && self.read.contains(unit)) {
+            Some(unit) => self.all.prefetch(device, self.replicas, unit),
+            None => Ok(()),
+        }
+    }
+}
+
 impl<'a, D: Device> Context<'a, D> {
+    /// The same with the weights of `elements`, gathered from the replicas that share them. They
+    /// are freed with what this returns. The weights that the pass needs next are on their way
+    /// when it returns. Nothing is sent if each replica has all weights.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn gather(&self, elements: &Range<usize>) -> Result<Self, CommError> {
+        let Sharded { all, replicas, .. } = self.sharded;
+        let weights = all.gathered(self.device, replicas, &self.weights, elements)?;
+        self.sharded.start_next(self.device, &all.shards().within(elements))?;
+        Ok(Self { weights, sharded: self.sharded.clone(), ..*self })
+    }
+
     /// Tokens of the micro-batch, `n`.
     pub fn tokens(&self) -> usize {
         self.batch.sequences * self.batch.seq_len

@@ -3,9 +3,9 @@
 use super::{Context, WeightWork};
 use crate::device::Device;
 use crate::state::buffer::Buffer;
+use crate::state::gradients::GradientStore;
 use crate::state::params::{
     Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock, SharedBuffer,
-    Store,
 };
 use kernels::Output;
 use kernels::gemm::Shape;
@@ -164,12 +164,12 @@ impl Linear {
         device: &D,
         x: &Buffer<D>,
         dy: &Buffer<D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
     ) {
         let shape = Shape::tn(self.outputs, self.inputs, x.len() / self.inputs);
-        device.gemm_add(&shape, dy.view(), x.view(), gradients.get_mut(self.weight));
+        device.gemm_add(&shape, dy.view(), x.view(), gradients.get_mut(device, self.weight));
         if let Some(bias) = self.bias {
-            device.bias_gradient(dy.view(), gradients.get_mut(bias));
+            device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
         }
     }
 }

@@ -25,7 +25,7 @@ mod weights;
 pub use attention::{Attention, AttentionSaved};
 pub use bias::RowBias;
 pub use collectives::InFlight;
-pub use context::{Context, DropoutDraws, MicroBatch, TokenIds};
+pub use context::{Context, DropoutDraws, MicroBatch, Sharded, TokenIds};
 pub use embedding::{Positions, TokenEmbedding, VocabTable};
 pub use linear::{Linear, Matrix, declare_columns, declare_rows};
 pub use loss::{CrossEntropy, Softmax};

@@ -3,8 +3,9 @@
 use super::{Context, WeightWork};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::gradients::GradientStore;
 use crate::state::params::{
-    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer, Store,
+    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
 };
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
@@ -111,6 +112,11 @@ impl Norm {
                 Self { weight, bias: Some(vector("bias", 0.0)), columns, eps, unit_offset: false }
             }
         }
+    }
+
+    /// Its unit.
+    pub(super) fn unit(&self) -> usize {
+        self.weight.unit()
     }
 
     fn rms(&self, rows: usize) -> RmsNorm {
@@ -235,16 +241,16 @@ impl Norm {
         x: &Buffer<D>,
         statistics: &Statistics<D>,
         dy: &Buffer<D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
     ) {
         let rows = x.len() / self.columns;
         let (mean, inverse) = (statistics.mean.view(), statistics.inverse.view());
         let (x, dy) = (x.view(), dy.view());
         let Some(bias) = self.bias else {
-            let dw = gradients.get_mut(self.weight);
+            let dw = gradients.get_mut(device, self.weight);
             return device.rms_norm_backward_weight(&self.rms(rows), x, inverse, dy, dw);
         };
-        let (dw, dbias) = gradients.get_pair_mut(self.weight, bias);
+        let (dw, dbias) = gradients.get_pair_mut(device, self.weight, bias);
         device.layer_norm_backward_weight(&self.layer(rows), x, mean, inverse, dy, dw, dbias);
     }
 }

@@ -20,9 +20,9 @@ use super::{Context, InFlight, WeightWork};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Ids, RowSums, Space, Wide, WideMut};
 use crate::state::buffer::Buffer;
-use crate::state::params::{
-    Inventory, ParameterSlice, Placement, SharedBuffer, Store, WeightStore,
-};
+use crate::state::gradients::GradientStore;
+use crate::state::params::{Inventory, ParameterSlice, Placement, SharedBuffer};
+use crate::state::weights::WeightView;
 use kernels::Output;
 use kernels::cross_entropy::Logits;
 use kernels::embedding::Embedding;
@@ -269,7 +269,7 @@ impl VocabularyShard {
     pub fn look_up<D: Device>(
         &self,
         device: &D,
-        weights: &WeightStore<D>,
+        weights: &WeightView<D>,
         tokens: Ids<'_, D>,
         count: usize,
     ) -> Activations<D> {
@@ -286,11 +286,11 @@ impl VocabularyShard {
         device: &D,
         (tokens, count): (Ids<'_, D>, usize),
         dx: &Activations<D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
     ) {
         let shape = self.rows_of(count, self.scale);
         let dx = D::view(dx, 0..count * self.output.inputs);
-        device.embedding_backward(&shape, tokens, dx, gradients.get_mut(self.input));
+        device.embedding_backward(&shape, tokens, dx, gradients.get_mut(device, self.input));
     }
 
     fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
@@ -382,7 +382,7 @@ impl VocabularyShard {
         ctx: &Context<'_, D>,
         kept: ShardKept<D>,
         reduced: &ShardReduced<D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
     ) -> Result<Option<ShardLocal<D>>, CommError> {
         let (device, shape, ShardKept { h, mut columns }) = (ctx.device, self.shape(ctx), kept);
         let (labels, scale) = (ctx.batch.labels.view(), ctx.batch.loss_scale);

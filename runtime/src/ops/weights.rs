@@ -5,7 +5,8 @@ use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::state::params::{ParameterSlice, SharedBuffer, Store};
+use crate::state::gradients::GradientStore;
+use crate::state::params::{ParameterSlice, SharedBuffer};
 use kernels::embedding as rows;
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -55,17 +56,29 @@ pub enum WeightWork<D: Space> {
 
 impl<D: Device> WeightWork<D> {
     /// Runs the computation.
-    pub fn run(self, device: &D, gradients: &mut Store<D>) {
+    pub fn run(self, device: &D, gradients: &mut GradientStore<D>) {
         match self {
             Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
-            Self::Bias { bias, dy } => device.bias_gradient(dy.view(), gradients.get_mut(bias)),
+            Self::Bias { bias, dy } => {
+                device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
+            }
             Self::Norm { norm, x, statistics, dy } => {
                 norm.backward_weight(device, &x, &statistics, &dy, gradients);
             }
             Self::Embedding { shape, table, ids, dy } => {
-                let dtable = gradients.get_mut(table);
+                let dtable = gradients.get_mut(device, table);
                 device.embedding_backward(&shape, ids.view(), dy.view(), dtable);
             }
+        }
+    }
+
+    /// The unit whose gradients it adds to.
+    pub fn unit(&self) -> usize {
+        match self {
+            Self::Linear { linear, .. } => linear.weight.unit(),
+            Self::Bias { bias, .. } => bias.unit(),
+            Self::Norm { norm, .. } => norm.unit(),
+            Self::Embedding { table, .. } => table.unit(),
         }
     }
 
@@ -87,7 +100,7 @@ impl<D: Device> WeightWork<D> {
 /// Where a backward pass leaves its weight gradients.
 pub struct Gradients<'a, D: Space> {
     device: &'a D,
-    store: &'a mut Store<D>,
+    store: &'a mut GradientStore<D>,
     /// Deferred work, if the schedule has separate passes for weights.
     later: Option<&'a mut Vec<WeightWork<D>>>,
     /// Told from which element on the stage's gradients are complete.
@@ -95,20 +108,25 @@ pub struct Gradients<'a, D: Space> {
 }
 
 /// Called when the gradients are complete from this element to the end of the stage.
-pub type Complete<'a, D> = &'a mut dyn FnMut(&Store<D>, usize) -> Result<(), CommError>;
+pub type Complete<'a, D> = &'a mut dyn FnMut(&mut GradientStore<D>, usize) -> Result<(), CommError>;
 
 impl<'a, D: Device> Gradients<'a, D> {
     /// Work is run at once, while input gradients are being reduced. `complete` learns of complete
     /// gradients.
-    pub fn now(device: &'a D, store: &'a mut Store<D>, complete: Option<Complete<'a, D>>) -> Self {
+    pub fn now(
+        device: &'a D,
+        store: &'a mut GradientStore<D>,
+        complete: Option<Complete<'a, D>>,
+    ) -> Self {
         Self { device, store, later: None, complete }
     }
 
-    /// Work is collected. Sums over rows are computed at once: they cost almost nothing, and
-    /// deferring them would keep a norm's input and output gradient alive.
+    /// Work is collected. Sums over rows are computed at once, unless that would open a unit long
+    /// before its gradients are complete: they cost almost nothing, and deferring them keeps a
+    /// norm's input and output gradient alive.
     pub fn later(
         device: &'a D,
-        store: &'a mut Store<D>,
+        store: &'a mut GradientStore<D>,
         later: &'a mut Vec<WeightWork<D>>,
     ) -> Self {
         Self { device, store, later: Some(later), complete: None }
@@ -120,12 +138,14 @@ impl<'a, D: Device> Gradients<'a, D> {
             (Some(later), WeightWork::Linear { .. } | WeightWork::Embedding { .. }) => {
                 later.push(work);
             }
+            (Some(later), _) if self.store.opens_units() => later.push(work),
             _ => work.run(self.device, self.store),
         }
     }
 
-    /// Says that the stage's gradients are complete from `element` on, so that data-parallel ranks
-    /// can start to sum them.
+    /// Says that this micro-batch's gradients are complete from `element` on to the end of the
+    /// stage. Data-parallel ranks can start to sum them: after the step's last micro-batch, or,
+    /// where they share gradients (ZeRO stages 2 and 3), after each.
     ///
     /// # Errors
     /// Those of any collective call.

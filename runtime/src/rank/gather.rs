@@ -2,10 +2,12 @@
 
 use super::{Fixed, declare};
 use crate::comm::CommError;
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::state::checkpoint::Tensors;
-use crate::state::params::{HeldParameter, Inventory, ParameterSlice};
+use crate::state::params::Inventory;
+use crate::state::shards::{Shards, Slice};
 use kernels::Real;
+use models::mesh::Coordinates;
 use std::collections::BTreeMap;
 
 impl<D: Device> Fixed<'_, D> {
@@ -30,20 +32,28 @@ impl<D: Device> Fixed<'_, D> {
         Some(inventory)
     }
 
-    /// Gathers whole tensors on rank 0. Every rank of the first replica sends the parameters that
-    /// it counts; rank 0 can declare what the others hold, and so knows where each part belongs.
+    /// Replicas that together hold everything: the first, or those that share the first copy of
+    /// the state.
+    fn contributing(&self) -> usize {
+        let zero = self.spec.zero;
+        if zero.shares_optimizer() { zero.ways } else { 1 }
+    }
+
+    /// Gathers whole tensors on rank 0. Every contributing rank sends what it updates of the
+    /// parameters that it counts. Rank 0 can declare what the others hold, and so knows where each
+    /// part belongs.
     pub(super) fn whole(
         &self,
-        read: impl Fn(ParameterSlice) -> Result<Vec<D::Wide>, DeviceError>,
+        read: impl Fn(&Slice) -> Result<Vec<D::Wide>, CommError>,
     ) -> Result<Option<Tensors<D::Wide>>, CommError> {
         const TAG: u64 = 1 << 61;
         let world = &self.groups.world;
-        if self.groups.dp.rank() > 0 {
+        if self.groups.dp.rank() >= self.contributing() {
             return Ok(None);
         }
         let mut own = Vec::new();
-        for held in self.inventory.all().iter().filter(|held| held.counted) {
-            own.extend(read(held.part)?);
+        for slice in counted(&self.shards, &self.inventory) {
+            own.extend(read(slice)?);
         }
         if world.rank() > 0 {
             world.send(&own, 0, TAG)?;
@@ -51,26 +61,41 @@ impl<D: Device> Fixed<'_, D> {
         }
         let mut own = Some(own);
         let mut tensors: Tensors<D::Wide> = BTreeMap::new();
-        for rank in 0..world.size() {
-            let Some(theirs) = self.inventory_of(rank) else { continue };
-            let counted: Vec<&HeldParameter> =
-                theirs.all().iter().filter(|held| held.counted).collect();
-            let count = counted.iter().map(|held| held.part.len).sum();
-            let told = match (rank, own.take()) {
-                (0, Some(own)) => own,
-                _ => world.recv(count, rank, TAG)?,
-            };
-            let mut rest = told.as_slice();
-            for held in counted {
-                let (local, behind) = rest.split_at(held.part.len);
+        for first in 0..world.size() {
+            let Some(theirs) = self.inventory_of(first) else { continue };
+            let mut local = vec![D::Wide::ZERO; theirs.elements()];
+            for replica in 0..self.contributing() {
+                let at =
+                    Coordinates { dp: replica as u64, ..self.spec.mesh.coordinates(first as u64) };
+                let rank = self.spec.mesh.rank(at) as usize;
+                let shards =
+                    Shards::new(&theirs, self.spec.zero, self.groups.sharing().size(), replica);
+                let slices: Vec<&Slice> = counted(&shards, &theirs).collect();
+                let count = slices.iter().map(|slice| slice.whole.len()).sum();
+                let told = match (rank, own.take()) {
+                    (0, Some(own)) => own,
+                    _ => world.recv(count, rank, TAG)?,
+                };
+                let mut rest = told.as_slice();
+                for slice in slices {
+                    let (part, behind) = rest.split_at(slice.whole.len());
+                    local[slice.whole.clone()].copy_from_slice(part);
+                    rest = behind;
+                }
+            }
+            for held in theirs.all().iter().filter(|held| held.counted) {
                 let declaration = &held.declaration;
                 let empty =
                     || (declaration.shape.clone(), vec![D::Wide::ZERO; declaration.elements()]);
                 let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
-                declaration.insert(&held.extent, local, whole);
-                rest = behind;
+                declaration.insert(&held.extent, &local[held.part.range()], whole);
             }
         }
         Ok(Some(tensors))
     }
+}
+
+/// What a rank updates of the parameters that it counts.
+fn counted<'a>(shards: &'a Shards, inventory: &'a Inventory) -> impl Iterator<Item = &'a Slice> {
+    shards.updated().iter().filter(|slice| inventory.all()[slice.held].counted)
 }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod gather;
+mod host_optimizer;
 mod state;
 mod sums;
 
@@ -9,23 +10,24 @@ pub use state::Optimizer;
 
 use crate::comm::{CommError, Communicator};
 use crate::data::Samples;
-use crate::device::{Device, MemoryUse, Space, Target};
+use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
 use crate::groups::Groups;
 use crate::ops::{DropoutDraws, TokenIds, VocabularyShard};
-use crate::scalar::Number;
-use crate::spec::TrainerSpec;
+use crate::spec::{OptimizerMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
-use crate::state::params::{Init, Inventory, Store, WeightStore};
+use crate::state::gradients::GradientStore;
+use crate::state::params::{HeldParameter, Inventory};
+use crate::state::shards::Shards;
+use crate::state::weights::Weights;
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
 use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, Reduction, ReductionSpan};
 use crate::step_time::StepTime;
 use batches::{StepInputs, positions, rope_table};
-use kernels::Real;
-use state::{PendingUpdate, TrainingState, draw_normal};
+use state::{PendingUpdate, TrainingState};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -57,6 +59,8 @@ struct Fixed<'a, D: Space> {
     /// This rank's rows of a vocabulary split over the pipeline.
     shard: Option<VocabularyShard>,
     inventory: Inventory,
+    /// How replicas share this rank's state.
+    shards: Rc<Shards>,
     reduction: Reduction,
     seed: u64,
     /// Positions and their RoPE table, the same for every micro-batch of whole sequences.
@@ -74,7 +78,7 @@ pub struct Rank<'a, D: Space> {
     inputs: StepInputs<D>,
     fixed: Fixed<'a, D>,
     state: TrainingState<D>,
-    gradients: Store<D>,
+    gradients: GradientStore<D>,
     pending: Option<PendingUpdate>,
 }
 
@@ -104,19 +108,14 @@ impl<'a, D: Device> Rank<'a, D> {
         let rope = Rc::new(pools.wide.adopt(table));
         let positions = positions.into_iter().map(i64::from).collect();
         let positions = TokenIds::new(&device, positions);
-        let zeros = || Store::new(&device, &inventory);
-        let exact = (D::MASTERS || spec.post_validation).then(zeros);
-        let state = TrainingState {
-            weights: Store::new(&device, &inventory),
-            exact,
-            moments: [zeros(), zeros()],
-            updates: 0,
-            completed: 0,
-        };
+        let sharing = groups.sharing();
+        let shards = Shards::new(&inventory, spec.zero, sharing.size(), sharing.rank());
+        let shards = Rc::new(shards);
+        let state = TrainingState::new(&device, &shards, &inventory, &spec);
         Ok(Self {
             graph_replay: GraphReplay::new(),
             inputs: StepInputs { batches: Vec::new(), step: 0, ahead: None },
-            gradients: zeros(),
+            gradients: GradientStore::new(&device, &shards, &inventory),
             state,
             pending: None,
             fixed: Fixed {
@@ -126,6 +125,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 stages,
                 shard,
                 inventory,
+                shards,
                 reduction,
                 seed,
                 positions,
@@ -147,11 +147,22 @@ impl<'a, D: Device> Rank<'a, D> {
         &self.fixed.inventory
     }
 
-    /// Bytes of weights, gradients and both moments, and of exact weights if they are separate.
+    /// Bytes on the device of weights, gradients and optimizer state.
     pub fn state_bytes(&self) -> u64 {
-        let wide = 3 + usize::from(self.state.exact.is_some());
-        let element = size_of::<D::Stored>() + wide * size_of::<D::Wide>();
-        (self.fixed.inventory.elements() * element) as u64
+        let StateBytes { parameters, gradients, optimizer, .. } = self.state_memory();
+        parameters + gradients + optimizer
+    }
+
+    /// What this rank holds between steps.
+    pub fn state_memory(&self) -> StateBytes {
+        let optimizer = self.state.optimizer_bytes() as u64;
+        let on_host = self.fixed.spec.optimizer == OptimizerMemory::Host;
+        StateBytes {
+            parameters: self.state.weights.bytes() as u64,
+            gradients: self.gradients.sums().bytes() as u64,
+            optimizer: if on_host { 0 } else { optimizer },
+            host: if on_host { optimizer } else { 0 },
+        }
     }
 
     /// Bytes of the whole model's weights, or of its gradients.
@@ -183,7 +194,7 @@ impl<'a, D: Device> Rank<'a, D> {
         StepTime {
             tp_s: waited_s(&["tp"]),
             pp_s: waited_s(pipeline),
-            dp_s: waited_s(&["dp"]),
+            dp_s: waited_s(&["dp", "dp_shard", "dp_across"]),
             optimizer_s: updated.get().as_secs_f64(),
             ..StepTime::default()
         }
@@ -212,14 +223,16 @@ impl<'a, D: Device> Rank<'a, D> {
     }
 
     /// Draws initial weights from seed, tensor name and global index: the same for every split.
-    pub fn initialise(&mut self) {
-        let Fixed { inventory, device, seed, .. } = &self.fixed;
-        for held in inventory.all() {
-            self.state.fill(device, held.part, |to| match held.declaration.init {
-                Init::Constant(value) => device.fill(to, D::Wide::from_f64(value)),
-                Init::Normal(deviation) => draw_normal(device, held, to, *seed, deviation),
-            });
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn initialise(&mut self) -> Result<(), Error> {
+        let Self { fixed, state, .. } = self;
+        for unit in 0..fixed.shards.units().len() {
+            let values = fixed.drawn(unit);
+            state.set(&fixed.device, &fixed.shards, unit, values)?;
         }
+        Ok(())
     }
 
     /// Loads weights from a checkpoint.
@@ -227,11 +240,17 @@ impl<'a, D: Device> Rank<'a, D> {
     /// # Errors
     /// Tensors that are missing or have other shapes.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        for held in self.fixed.inventory.all() {
-            let declaration = &held.declaration;
-            let whole: Vec<D::Wide> = checkpoint.read(&declaration.name, &declaration.shape)?;
-            let local = declaration.extract(&held.extent, &whole);
-            self.state.set(&self.fixed.device, held.part, &local);
+        let Self { fixed, state, .. } = self;
+        for unit in 0..fixed.shards.units().len() {
+            let mut values: Vec<D::Wide> = Vec::new();
+            let inside = |held: &&HeldParameter| held.part.unit() == unit;
+            for held in fixed.inventory.all().iter().filter(inside) {
+                let declaration = &held.declaration;
+                let whole: Vec<D::Wide> = checkpoint.read(&declaration.name, &declaration.shape)?;
+                values.extend(declaration.extract(&held.extent, &whole));
+            }
+            let values = fixed.device.taken(values);
+            state.set(&fixed.device, &fixed.shards, unit, values)?;
         }
         Ok(())
     }
@@ -295,7 +314,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let (outcome, reductions) = match self.run_ahead(false, &mut before)? {
             Some(ran) => ran,
             None => {
-                self.state.take_exact(&self.fixed);
+                self.state.take_exact(&self.fixed)?;
                 let finite =
                     |before: &StepResult| before.norm.is_finite() && before.loss.is_finite();
                 if !before.as_ref().is_some_and(finite) {
@@ -306,12 +325,11 @@ impl<'a, D: Device> Rank<'a, D> {
             }
         };
         let Self { fixed, state, gradients, .. } = self;
-        fixed.sum_partial_gradients(gradients)?;
-        fixed.sum_tied_gradients(gradients)?;
+        fixed.sum_over_ranks(gradients.sums_mut())?;
         let loss_sum = fixed.start_loss(outcome.loss_sum)?;
-        let squares = fixed.start_norm(&fixed.squares(gradients))?;
+        let squares = fixed.start_norm(&fixed.squares(gradients.sums()))?;
         let adamw = state.next_step(optimizer, lr, 1.0);
-        state.propose(fixed, optimizer, &adamw, gradients);
+        state.propose(fixed, optimizer, &adamw, gradients.sums())?;
         let optimizer = *optimizer;
         self.pending = Some(PendingUpdate {
             squares,
@@ -336,12 +354,11 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Those of any collective call.
     pub fn settle(&mut self) -> Result<Option<StepResult>, Error> {
         let Some(pending) = self.pending.take() else { return Ok(None) };
-        let TrainingState { exact: Some(exact), moments, completed, .. } = &mut self.state else {
-            return Ok(None);
+        let (result, _) = {
+            let TrainingState { optimizer, completed, .. } = &mut self.state;
+            pending.settle(&self.fixed, self.gradients.sums(), optimizer, completed)?
         };
-        let (result, _) =
-            pending.settle(&self.fixed, &self.gradients, exact, moments, completed)?;
-        self.state.take_exact(&self.fixed);
+        self.state.take_exact(&self.fixed)?;
         Ok(Some(result))
     }
 
@@ -353,15 +370,15 @@ impl<'a, D: Device> Rank<'a, D> {
         before: &mut Option<StepResult>,
     ) -> Result<Option<(Outcome, Vec<ReductionSpan>)>, Error> {
         let Self { fixed, state, gradients, pending, inputs, .. } = self;
-        let TrainingState { weights, exact, moments, completed, .. } = state;
-        let mut gate = |gradients: &mut Store<D>| {
+        let TrainingState { weights, optimizer, completed, .. } = state;
+        let mut gate = |gradients: &mut GradientStore<D>| {
             let mut right = true;
-            if let (Some(pending), Some(exact)) = (pending.take(), exact.as_mut()) {
+            if let Some(pending) = pending.take() {
                 let (result, was_right) =
-                    pending.settle(fixed, gradients, exact, moments, completed)?;
+                    pending.settle(fixed, gradients.sums(), optimizer, completed)?;
                 (*before, right) = (Some(result), was_right);
             }
-            fixed.device.fill(gradients.all_mut(), D::Wide::ZERO);
+            gradients.clear(&fixed.device);
             Ok(right)
         };
         let mut reducer = fixed.reducer();
@@ -374,20 +391,13 @@ impl<'a, D: Device> Rank<'a, D> {
     }
 
     /// Updates the weights with gradients of norm `norm`.
-    pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) {
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) -> Result<(), Error> {
         let Self { fixed, state, gradients, .. } = self;
         let adamw = state.next_step(optimizer, lr, optimizer.gradient_scale(norm));
-        let inventory = &fixed.inventory;
-        let read = state.weights.each_mut(inventory);
-        let targets: Vec<_> = match &mut state.exact {
-            None => read.into_iter().map(Target::Read).collect(),
-            Some(exact) => {
-                let both = exact.each_mut(inventory).into_iter().zip(read);
-                both.map(|(exact, read)| Target::Both(exact, read)).collect()
-            }
-        };
-        fixed.update(&adamw, optimizer, targets, gradients, &mut state.moments);
-        state.completed += 1;
+        Ok(state.update(fixed, optimizer, &adamw, gradients.sums())?)
     }
 
     /// The model's whole gradients on world rank 0; `None` on the others.
@@ -395,7 +405,8 @@ impl<'a, D: Device> Rank<'a, D> {
     /// # Errors
     /// Those of any collective call.
     pub fn whole_gradients(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
-        self.fixed.whole(|part| self.fixed.device.download(self.gradients.get(part)))
+        let sums = self.gradients.sums();
+        self.fixed.whole(|slice| Ok(self.fixed.device.download(sums.get(slice))?))
     }
 
     /// The model's whole weights on world rank 0; `None` on the others.
@@ -403,15 +414,22 @@ impl<'a, D: Device> Rank<'a, D> {
     /// # Errors
     /// Those of any collective call.
     pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
-        let (device, state) = (&self.fixed.device, &self.state);
-        self.fixed.whole(|part| match &state.exact {
-            Some(exact) => device.download(exact.get(part)),
-            None => {
-                let values = device.download(state.weights.get(part))?;
-                Ok(values.into_iter().map(|value| D::Wide::nearest(value.value())).collect())
-            }
-        })
+        let device = &self.fixed.device;
+        self.fixed.whole(|slice| self.state.read(device, slice))
     }
+}
+
+/// Bytes that a rank holds between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Weights.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Exact weights and moments on the device.
+    pub optimizer: u64,
+    /// Exact weights and moments in host memory.
+    pub host: u64,
 }
 
 impl<D: Device> Fixed<'_, D> {
@@ -421,6 +439,8 @@ impl<D: Device> Fixed<'_, D> {
             device: &self.device,
             tp: &*self.groups.tp,
             pp: &*self.groups.pp,
+            sharing: self.groups.sharing(),
+            prefetch: self.reduction != Reduction::AtEnd,
             stages: &self.stages,
             vocab: match (&self.shard, &self.groups.vocab) {
                 (Some(shard), Some(groups)) => Some(VocabOverPipeline { shard, groups }),
@@ -431,13 +451,13 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     fn reducer(&self) -> Reducer<'_, D> {
-        Reducer::new(&self.device, &*self.groups.dp, self.reduction)
+        Reducer::new(&self.device, &self.groups, self.reduction)
     }
 
     /// Input of a step's passes.
     fn given<'b>(
         &'b self,
-        weights: &'b WeightStore<D>,
+        weights: &'b Weights<D>,
         inputs: &'b StepInputs<D>,
     ) -> PassInputs<'b, D> {
         let p = self.spec.dropout;
@@ -446,7 +466,7 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     /// Checks that the backward passes have left out no parameter.
-    fn every_gradient(&self, gradients: &Store<D>) -> Result<(), Error> {
+    fn every_gradient(&self, gradients: &GradientStore<D>) -> Result<(), Error> {
         match gradients.unwritten(&self.inventory) {
             None => Ok(()),
             Some(held) => Err(Error::NoGradient { name: held.declaration.name.clone() }),
@@ -457,20 +477,19 @@ impl<D: Device> Fixed<'_, D> {
     /// `inputs`' memory change from step to step, so that the step can be recorded.
     fn passes(
         &self,
-        weights: &WeightStore<D>,
+        weights: &Weights<D>,
         inputs: &StepInputs<D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<LaunchedStep<D>, Error> {
-        self.device.fill(gradients.all_mut(), D::Wide::ZERO);
+        gradients.clear(&self.device);
         let mut reducer = self.reducer();
         let given = self.given(weights, inputs);
         let (outcome, loss) = self.executor().run(given, gradients, &mut reducer, observer)?;
         self.every_gradient(gradients)?;
         let reductions = reducer.finish(gradients)?;
-        self.sum_partial_gradients(gradients)?;
-        self.sum_tied_gradients(gradients)?;
-        Ok(LaunchedStep { outcome, loss, squares: self.squares(gradients), reductions })
+        self.sum_over_ranks(gradients.sums_mut())?;
+        Ok(LaunchedStep { outcome, loss, squares: self.squares(gradients.sums()), reductions })
     }
 }
 

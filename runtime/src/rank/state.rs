@@ -1,15 +1,21 @@
 //! Weights and optimizer state, and how a step changes them.
 
+use super::host_optimizer::HostOptimizer;
 use super::sums::{mean, root};
 use super::{Fixed, StepResult};
 use crate::comm::{CommError, Request};
 use crate::device::{Device, Parameter, Proposal, Space, Target, WideMut};
 use crate::scalar::Number;
-use crate::state::params::{HeldParameter, ParameterSlice, Store, WeightStore};
+use crate::spec::{OptimizerMemory, TrainerSpec};
+use crate::state::params::{HeldParameter, Init, Inventory, Store};
+use crate::state::shards::{Shards, Slice};
+use crate::state::weights::Weights;
 use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
+use kernels::Real;
 use kernels::adamw::AdamW;
 use kernels::random::{GlobalIndices, Stream};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// AdamW's settings, and clipping.
@@ -52,82 +58,105 @@ pub(super) struct PendingUpdate {
 /// Weights and optimizer state.
 pub(super) struct TrainingState<D: Space> {
     /// Weights as passes read them.
-    pub(super) weights: WeightStore<D>,
-    /// Exact weights, if those that passes read are rounded (bf16) or proposals (post-validation).
-    pub(super) exact: Option<Store<D>>,
-    pub(super) moments: [Store<D>; 2],
+    pub(super) weights: Weights<D>,
+    pub(super) optimizer: OptimizerState<D>,
     /// Number of updates made or proposed.
     pub(super) updates: u32,
     /// Number of steps whose update is in the exact weights.
     pub(super) completed: u64,
 }
 
-impl<D: Device> Fixed<'_, D> {
-    /// Updates weights and moments.
-    pub(super) fn update<'b>(
-        &'b self,
-        adamw: &AdamW,
-        optimizer: &Optimizer,
-        targets: Vec<Target<'b, D>>,
-        gradients: &'b Store<D>,
-        [m, v]: &'b mut [Store<D>; 2],
-    ) {
-        let inventory = &self.inventory;
-        let moments = m.each_mut(inventory).into_iter().zip(v.each_mut(inventory));
-        let state = inventory.all().iter().zip(targets).zip(moments);
-        let update = |((held, w), (m, v)): ((&HeldParameter, _), _)| {
-            let g = gradients.get(held.part);
-            Parameter { w, g, m, v, decay: optimizer.decay_of(held) }
-        };
-        self.updating(|| self.device.adamw(adamw, state.map(update).collect()));
-    }
-
-    /// Runs an update, and counts its time.
-    fn updating(&self, update: impl FnOnce()) {
-        let begin = Instant::now();
-        update();
-        self.updated.set(self.updated.get() + begin.elapsed());
-    }
+/// Exact weights, if those that passes read are rounded (bf16) or proposals (post-validation), and
+/// both moments.
+pub(super) enum OptimizerState<D: Space> {
+    OnDevice { exact: Option<Store<D>>, moments: [Store<D>; 2] },
+    OnHost(HostOptimizer<D::Wide>),
 }
 
 impl<D: Device> TrainingState<D> {
-    /// Sets a parameter's weights.
-    pub(super) fn set(&mut self, device: &D, part: ParameterSlice, values: &[D::Wide]) {
-        match &mut self.exact {
-            Some(exact) => {
-                device.upload(values, exact.get_mut(part));
-                device.round(exact.get(part), self.weights.get_mut(part));
+    /// Zeros.
+    pub(super) fn new(
+        device: &D,
+        shards: &Rc<Shards>,
+        inventory: &Inventory,
+        spec: &TrainerSpec,
+    ) -> Self {
+        let exact = D::MASTERS || spec.post_validation;
+        let zeros = || Store::updated(device, shards, inventory);
+        let optimizer = match spec.optimizer {
+            OptimizerMemory::Device => {
+                OptimizerState::OnDevice { exact: exact.then(zeros), moments: [zeros(), zeros()] }
             }
-            None => {
-                let stored: Vec<D::Stored> =
-                    values.iter().map(|value| D::Stored::nearest(value.value())).collect();
-                device.upload(&stored, self.weights.get_mut(part));
+            OptimizerMemory::Host => OptimizerState::OnHost(HostOptimizer::new(shards.updated())),
+        };
+        let weights = Weights::new(device, shards);
+        Self { weights, optimizer, updates: 0, completed: 0 }
+    }
+
+    /// Bytes of exact weights and moments.
+    pub(super) fn optimizer_bytes(&self) -> usize {
+        match &self.optimizer {
+            OptimizerState::OnDevice { exact, moments } => {
+                exact.iter().chain(moments).map(Store::bytes).sum()
             }
+            OptimizerState::OnHost(host) => host.bytes(),
         }
     }
 
-    /// Sets a parameter's weights to what `fill` writes.
-    pub(super) fn fill(
+    /// Sets the weights of a unit.
+    pub(super) fn set(
         &mut self,
         device: &D,
-        part: ParameterSlice,
-        fill: impl FnOnce(WideMut<'_, D>),
-    ) {
-        let weights = self.weights.get_mut(part);
-        if let Some(exact) = &mut self.exact {
-            fill(exact.get_mut(part));
-            return device.round(exact.get(part), weights);
+        shards: &Shards,
+        unit: usize,
+        values: D::Memory<D::Wide>,
+    ) -> Result<(), CommError> {
+        let len = D::len(&values);
+        let mut stored = device.zeros(len);
+        device.round(D::view(&values, 0..len), D::view_mut(&mut stored, 0..len));
+        self.weights.set(device, unit, &stored)?;
+        let begin = shards.units()[unit].elements.start;
+        let inside = shards.updated().iter().filter(|slice| slice.unit == unit);
+        for slice in inside {
+            let of = D::view(&values, slice.whole.start - begin..slice.whole.end - begin);
+            match &mut self.optimizer {
+                OptimizerState::OnDevice { exact: Some(exact), .. } => {
+                    device.copy(of, exact.get_mut(slice));
+                }
+                OptimizerState::OnHost(host) => {
+                    host.set(slice, device.download(of)?);
+                }
+                OptimizerState::OnDevice { exact: None, .. } => {}
+            }
         }
-        let mut values = device.zeros(part.len);
-        fill(D::view_mut(&mut values, 0..part.len));
-        device.round(D::view(&values, 0..part.len), weights);
+        Ok(())
+    }
+
+    /// Reads the weights of a slice that this rank updates, exactly.
+    pub(super) fn read(&self, device: &D, slice: &Slice) -> Result<Vec<D::Wide>, CommError> {
+        match &self.optimizer {
+            OptimizerState::OnDevice { exact: Some(exact), .. } => {
+                Ok(device.download(exact.get(slice))?)
+            }
+            OptimizerState::OnHost(host) => Ok(host.exact(slice).to_vec()),
+            OptimizerState::OnDevice { exact: None, .. } => {
+                let values = self.weights.read(device, slice)?;
+                Ok(values.into_iter().map(|value| D::Wide::nearest(value.value())).collect())
+            }
+        }
     }
 
     /// Sets the weights that passes read to the exact ones.
-    pub(super) fn take_exact(&mut self, fixed: &Fixed<'_, D>) {
-        if let Some(exact) = &self.exact {
-            fixed.device.round(exact.all(), self.weights.all_mut());
+    pub(super) fn take_exact(&mut self, fixed: &Fixed<'_, D>) -> Result<(), CommError> {
+        let OptimizerState::OnDevice { exact: Some(exact), .. } = &self.optimizer else {
+            return Ok(());
+        };
+        let slices = fixed.shards.updated();
+        let weights = self.weights.each_mut(&fixed.device, slices)?;
+        for (slice, to) in slices.iter().zip(weights) {
+            fixed.device.round(exact.get(slice), to);
         }
+        self.weights.start_gathers(&fixed.device, fixed.groups.sharing())
     }
 
     /// Arguments of the next update.
@@ -148,6 +177,40 @@ impl<D: Device> TrainingState<D> {
         }
     }
 
+    /// Updates weights and moments, and starts to gather what other replicas update.
+    pub(super) fn update(
+        &mut self,
+        fixed: &Fixed<'_, D>,
+        optimizer: &Optimizer,
+        adamw: &AdamW,
+        gradients: &Store<D>,
+    ) -> Result<(), CommError> {
+        let (device, slices) = (&fixed.device, fixed.shards.updated());
+        let read = self.weights.each_mut(device, slices)?;
+        match &mut self.optimizer {
+            OptimizerState::OnDevice { exact: None, moments } => {
+                let targets = read.into_iter().map(Target::Read).collect();
+                fixed.update(adamw, optimizer, targets, gradients, moments);
+            }
+            OptimizerState::OnDevice { exact: Some(exact), moments } => {
+                let both = exact.each_mut(slices).into_iter().zip(read);
+                let targets = both.map(|(exact, read)| Target::Both(exact, read)).collect();
+                fixed.update(adamw, optimizer, targets, gradients, moments);
+            }
+            OptimizerState::OnHost(host) => {
+                let decays = fixed.decays(optimizer);
+                let weights = slices.iter().zip(read).zip(decays);
+                let begin = Instant::now();
+                for ((slice, to), decay) in weights {
+                    host.update(device, adamw, slice, gradients.get(slice), to, decay)?;
+                }
+                fixed.count_update(begin);
+            }
+        }
+        self.completed += 1;
+        self.weights.start_gathers(device, fixed.groups.sharing())
+    }
+
     /// Sets the weights that passes read as if the step were not clipped; the exact state stays.
     pub(super) fn propose(
         &mut self,
@@ -155,15 +218,78 @@ impl<D: Device> TrainingState<D> {
         optimizer: &Optimizer,
         adamw: &AdamW,
         gradients: &Store<D>,
-    ) {
-        let (Some(exact), [m, v]) = (&self.exact, &self.moments) else { return };
-        let weights = self.weights.each_mut(&fixed.inventory);
-        let proposal = |(held, to): (&HeldParameter, _)| {
-            let [w, g, m, v] = [exact, gradients, m, v].map(|store| store.get(held.part));
-            Proposal { to, w, g, m, v, decay: optimizer.decay_of(held) }
+    ) -> Result<(), CommError> {
+        let OptimizerState::OnDevice { exact: Some(exact), moments: [m, v] } = &self.optimizer
+        else {
+            return Ok(());
         };
-        let proposals = fixed.inventory.all().iter().zip(weights).map(proposal).collect();
-        fixed.updating(|| fixed.device.adamw_proposal(adamw, proposals));
+        let slices = fixed.shards.updated();
+        let weights = self.weights.each_mut(&fixed.device, slices)?;
+        let proposal = |((slice, to), decay)| {
+            let [w, g, m, v] = [exact, gradients, m, v].map(|store| store.get(slice));
+            Proposal { to, w, g, m, v, decay }
+        };
+        let each = slices.iter().zip(weights).zip(fixed.decays(optimizer));
+        let proposals = each.map(proposal).collect();
+        let begin = Instant::now();
+        fixed.device.adamw_proposal(adamw, proposals);
+        fixed.count_update(begin);
+        self.weights.start_gathers(&fixed.device, fixed.groups.sharing())
+    }
+}
+
+impl<D: Device> Fixed<'_, D> {
+    /// Weight decay of each slice that this rank updates.
+    fn decays(&self, optimizer: &Optimizer) -> impl Iterator<Item = f64> {
+        let held = self.shards.updated().iter().map(|slice| &self.inventory.all()[slice.held]);
+        held.map(|held| optimizer.decay_of(held))
+    }
+
+    /// Updates weights and moments on the device.
+    fn update<'b>(
+        &'b self,
+        adamw: &AdamW,
+        optimizer: &Optimizer,
+        targets: Vec<Target<'b, D>>,
+        gradients: &'b Store<D>,
+        [m, v]: &'b mut [Store<D>; 2],
+    ) {
+        let slices = self.shards.updated();
+        let moments = m.each_mut(slices).into_iter().zip(v.each_mut(slices));
+        let state = slices.iter().zip(self.decays(optimizer)).zip(targets).zip(moments);
+        let update = |(((slice, decay), w), (m, v)): (((&Slice, f64), _), _)| Parameter {
+            w,
+            g: gradients.get(slice),
+            m,
+            v,
+            decay,
+        };
+        let parameters = state.map(update).collect();
+        let begin = Instant::now();
+        self.device.adamw(adamw, parameters);
+        self.count_update(begin);
+    }
+
+    /// Counts the time of an update.
+    fn count_update(&self, begin: Instant) {
+        self.updated.set(self.updated.get() + begin.elapsed());
+    }
+
+    /// Initial weights of a unit.
+    pub(super) fn drawn(&self, unit: usize) -> D::Memory<D::Wide> {
+        let device = &self.device;
+        let inside = self.inventory.all().iter().filter(|held| held.part.unit() == unit);
+        let mut values = device.zeros(self.shards.units()[unit].elements.len());
+        let begin = self.shards.units()[unit].elements.start;
+        for held in inside {
+            let at = held.part.begin - begin..held.part.range().end - begin;
+            let to = D::view_mut(&mut values, at);
+            match held.declaration.init {
+                Init::Constant(value) => device.fill(to, D::Wide::from_f64(value)),
+                Init::Normal(deviation) => draw_normal(device, held, to, self.seed, deviation),
+            }
+        }
+        values
     }
 }
 
@@ -174,17 +300,17 @@ impl PendingUpdate {
         self,
         fixed: &Fixed<'_, D>,
         gradients: &Store<D>,
-        exact: &mut Store<D>,
-        moments: &mut [Store<D>; 2],
+        state: &mut OptimizerState<D>,
         completed: &mut u64,
     ) -> Result<(StepResult, bool), CommError> {
         let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
         let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
         let gradient_scale = optimizer.gradient_scale(norm);
         let finite = norm.is_finite() && loss.is_finite();
-        if finite {
+        if let (true, OptimizerState::OnDevice { exact: Some(exact), moments }) = (finite, state) {
             let adamw = AdamW { gradient_scale, ..adamw };
-            let targets = exact.each_mut(&fixed.inventory).into_iter().map(Target::Exact).collect();
+            let exact = exact.each_mut(fixed.shards.updated());
+            let targets = exact.into_iter().map(Target::Exact).collect();
             fixed.update(&adamw, &optimizer, targets, gradients, moments);
             *completed += 1;
         }
@@ -195,7 +321,7 @@ impl PendingUpdate {
 
 /// Fills a rank's part of a parameter with normal numbers, each drawn by its index in the whole
 /// tensor as stored.
-pub(super) fn draw_normal<D: Device>(
+fn draw_normal<D: Device>(
     device: &D,
     held: &HeldParameter,
     mut rest: WideMut<'_, D>,

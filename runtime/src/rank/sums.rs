@@ -4,42 +4,95 @@ use super::Fixed;
 use crate::comm::{CommError, Op, Request};
 use crate::device::{Device, DeviceGroup};
 use crate::state::params::{Gradient, HeldParameter, Store};
+use crate::state::shards::Slice;
+use crate::step::executor::copy_tag;
+use std::ops::Range;
 
 impl<D: Device> Fixed<'_, D> {
+    /// Sums over ranks of one replica what they have of the same gradients, after replicas have
+    /// been summed: `sums` has what this rank updates.
+    pub(super) fn sum_over_ranks(&self, sums: &mut Store<D>) -> Result<(), CommError> {
+        self.sum_copies(sums)?;
+        self.sum_partial_gradients(sums)?;
+        self.sum_tied_gradients(sums)
+    }
+
+    /// Gives both copies of each stage the sum of their gradients, if there are two. Addition of
+    /// two numbers commutes, so the copies stay equal to the last bit.
+    fn sum_copies(&self, sums: &mut Store<D>) -> Result<(), CommError> {
+        if self.spec.layout.copies() == 1 {
+            return Ok(());
+        }
+        let (device, pp) = (&self.device, &*self.groups.pp);
+        let (other, group) = (pp.size() - 1 - pp.rank(), DeviceGroup::new(device, pp));
+        let places = |chunk: usize| -> Vec<Range<usize>> {
+            let stage = self.stages[chunk].parameters();
+            let slices = self.shards.updated().iter();
+            let inside = slices.filter(|slice| stage.contains(&slice.whole.start));
+            inside.map(|slice| sums.place(slice)).collect()
+        };
+        let places: Vec<_> = (0..self.stages.len()).map(places).collect();
+        let mut sends = Vec::new();
+        for (chunk, places) in places.iter().enumerate() {
+            let own = packed(device, sums, places);
+            sends.push(group.start_send(own, other, copy_tag(chunk))?);
+        }
+        for (chunk, places) in places.iter().enumerate() {
+            // Chunk 0 here is chunk 1 there.
+            let count = places.iter().map(ExactSizeIterator::len).sum();
+            let theirs = group.recv(count, other, copy_tag(1 - chunk))?;
+            let mut at = 0;
+            for place in places {
+                let from = D::view(&theirs, at..at + place.len());
+                at += place.len();
+                device.add_wide(from, sums.range_mut(place.clone()));
+            }
+        }
+        sends.into_iter().try_for_each(|send| send.wait(device).map(drop))
+    }
+
     /// Sums partial gradients over tensor-parallel ranks, all in one call. Each lies at its place
     /// in the whole tensor, so that copies are summed with the ranks that hold the same elements.
-    pub(super) fn sum_partial_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        let partial = |held: &&HeldParameter| held.declaration.gradient == Gradient::Partial;
-        let held: Vec<&HeldParameter> = self.inventory.all().iter().filter(partial).collect();
-        if self.groups.tp.size() == 1 || held.is_empty() {
+    fn sum_partial_gradients(&self, sums: &mut Store<D>) -> Result<(), CommError> {
+        let held = |slice: &Slice| &self.inventory.all()[slice.held];
+        let partial = |slice: &&Slice| held(slice).declaration.gradient == Gradient::Partial;
+        let any =
+            self.inventory.all().iter().any(|held| held.declaration.gradient == Gradient::Partial);
+        if self.groups.tp.size() == 1 || !any {
             return Ok(());
         }
         let device = &self.device;
         let mut runs = Vec::new();
         let mut elements = 0;
-        for held in held {
-            for (local, whole, len) in held.declaration.runs(&held.extent) {
-                let own = held.part.begin + local;
-                runs.push((own..own + len, elements + whole..elements + whole + len));
+        for slice in self.shards.updated().iter().filter(partial) {
+            let HeldParameter { declaration, extent, part, .. } = held(slice);
+            let place = sums.place(slice).start;
+            for (local, whole, len) in declaration.runs(extent) {
+                let begin = (part.begin + local).max(slice.whole.start);
+                let end = (part.begin + local + len).min(slice.whole.end);
+                if begin < end {
+                    let own = place + begin - slice.whole.start;
+                    let whole = elements + whole + begin - part.begin - local;
+                    runs.push((own..own + end - begin, whole..whole + end - begin));
+                }
             }
-            elements += held.declaration.elements();
+            elements += declaration.elements();
         }
         let mut all = device.zeros(elements);
         for (own, whole) in &runs {
-            let to = D::view_mut(&mut all, whole.clone());
-            device.copy(gradients.range(own.clone()), to);
+            device.copy(sums.range(own.clone()), D::view_mut(&mut all, whole.clone()));
         }
         let all = DeviceGroup::new(device, &*self.groups.tp).all_reduce(all, Op::Sum)?;
         for (own, whole) in runs {
-            device.copy(D::view(&all, whole), gradients.range_mut(own));
+            device.copy(D::view(&all, whole), sums.range_mut(own));
         }
         Ok(())
     }
 
     /// Sums the gradients of an embedding that the first and the last stage share.
-    pub(super) fn sum_tied_gradients(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
+    fn sum_tied_gradients(&self, sums: &mut Store<D>) -> Result<(), CommError> {
         if self.spec.layout.copies() > 1 {
-            self.sum_tied_copies(gradients);
+            self.sum_tied_copies(sums);
             return Ok(());
         }
         let apart = self.spec.last_rank() != 0 && self.shard.is_none();
@@ -47,31 +100,39 @@ impl<D: Device> Fixed<'_, D> {
             return Ok(());
         }
         let Some(name) = &self.spec.tied_table else { return Ok(()) };
-        let Some(held) = self.inventory.named(name) else { return Ok(()) };
-        let (part, device) = (held.part, &self.device);
-        let own = device.copied(gradients.get(part));
-        let sum = DeviceGroup::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
-        device.copy(D::view(&sum, 0..part.len), gradients.get_mut(part));
+        let device = &self.device;
+        for slice in self.slices_of(|held| held.declaration.name == *name) {
+            let own = device.copied(sums.get(slice));
+            let sum = DeviceGroup::new(device, &*self.groups.ends).all_reduce(own, Op::Sum)?;
+            device.copy(D::view(&sum, 0..slice.whole.len()), sums.get_mut(slice));
+        }
         Ok(())
+    }
+
+    /// What this rank updates of some parameters.
+    fn slices_of(&self, wanted: impl Fn(&HeldParameter) -> bool) -> impl Iterator<Item = &Slice> {
+        let updated = self.shards.updated().iter();
+        updated.filter(move |slice| wanted(&self.inventory.all()[slice.held]))
     }
 
     /// With two copies of each stage, both the first and the last pipeline rank have the table of
     /// the first stage and of the last, each with the gradient summed over its copies. Gives both
     /// tables the sum.
-    fn sum_tied_copies(&self, gradients: &mut Store<D>) {
+    fn sum_tied_copies(&self, sums: &mut Store<D>) {
         let Some(name) = &self.spec.tied_table else { return };
-        let tables = self.inventory.all().iter().filter(|held| held.declaration.name == *name);
         // First stage first on both ranks: the sums are equal to the bit.
-        let (mut first, mut last) = (None, None);
-        for held in tables {
-            let place = if held.declaration.tied_copy { &mut last } else { &mut first };
-            *place = Some(held.part);
+        let of = |copy: bool| {
+            self.slices_of(move |held| {
+                held.declaration.name == *name && held.declaration.tied_copy == copy
+            })
+        };
+        for (first, last) in of(false).zip(of(true)) {
+            let len = last.whole.len();
+            let theirs = self.device.copied(sums.get(last));
+            self.device.add_wide(D::view(&theirs, 0..len), sums.get_mut(first));
+            let both = self.device.copied(sums.get(first));
+            self.device.copy(D::view(&both, 0..len), sums.get_mut(last));
         }
-        let (Some(first), Some(last)) = (first, last) else { return };
-        let theirs = self.device.copied(gradients.get(last));
-        self.device.add_wide(D::view(&theirs, 0..last.len), gradients.get_mut(first));
-        let both = self.device.copied(gradients.get(first));
-        self.device.copy(D::view(&both, 0..first.len), gradients.get_mut(last));
     }
 
     /// Starts summing the global batch's losses over the ranks that hold the output layer.
@@ -81,22 +142,37 @@ impl<D: Device> Fixed<'_, D> {
         self.groups.world.start_all_reduce(vec![sum], Op::Sum)
     }
 
-    /// Sum of squares of this rank's gradients; each element of the model is counted on one rank.
-    pub(super) fn squares(&self, gradients: &Store<D>) -> D::Total {
+    /// Sum of squares of the gradients in this rank's pieces; each element of the model is in the
+    /// piece of one rank that counts it.
+    pub(super) fn squares(&self, sums: &Store<D>) -> D::Total {
         let mut total = self.device.total();
-        for held in self.inventory.all().iter().filter(|held| held.counted) {
-            self.device.add_squares(gradients.get(held.part), &mut total);
+        let counts = |slice: &&Slice| self.inventory.all()[slice.held].counted;
+        for slice in self.shards.counted().iter().filter(counts) {
+            self.device.add_squares(sums.get(slice), &mut total);
         }
         total
     }
 
-    /// Starts summing squares over all parameters of the model.
+    /// Starts summing squares over all parameters of the model. The replicas that share one copy
+    /// of the state have summed its pieces.
     pub(super) fn start_norm(&self, squares: &D::Total) -> Result<Request<f64>, CommError> {
         let mut sum = [self.device.read(squares)?];
-        // Replicas have the same gradients by now.
+        self.groups.sharing().all_reduce(&mut sum, Op::Sum)?;
         self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
         self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
     }
+}
+
+/// Parts of a store, one behind the other.
+fn packed<D: Device>(device: &D, from: &Store<D>, places: &[Range<usize>]) -> D::Memory<D::Wide> {
+    let mut all = device.zeros(places.iter().map(ExactSizeIterator::len).sum());
+    let mut at = 0;
+    for place in places {
+        let to = D::view_mut(&mut all, at..at + place.len());
+        device.copy(from.range(place.clone()), to);
+        at += place.len();
+    }
+    all
 }
 
 /// A sum over the global batch, divided by its valid tokens.

@@ -3,6 +3,7 @@
 use crate::comm::Traffic;
 use crate::device::MemoryUse;
 use crate::groups::Groups;
+use crate::rank::StateBytes;
 use crate::state::params::{Gradient, HeldParameter, Inventory};
 use crate::step::executor::Outcome;
 use crate::step::graph_replay::Replays;
@@ -23,8 +24,10 @@ pub struct RankReport {
     pub parameter_bytes: u64,
     /// Bytes of its gradients.
     pub gradient_bytes: u64,
-    /// Bytes of its moments.
+    /// Bytes of its moments, and of exact weights if they are separate.
     pub optimizer_bytes: u64,
+    /// The same in host memory, if they lie there.
+    pub host_optimizer_bytes: u64,
     /// Most bytes kept for backward passes at any time.
     pub peak_activation_bytes: u64,
     /// Most micro-batches in flight at any time, over all chunks.
@@ -121,25 +124,24 @@ pub fn pass_name(pass: &Pass) -> String {
 }
 
 impl RankReport {
-    /// The report of a rank after `steps` steps, the last of which ran as `outcome`. `stored`,
-    /// `wide`: bytes of one weight, and of one gradient or moment.
+    /// The report of a rank after `steps` steps, the last of which ran as `outcome`.
     pub fn new(
         groups: &Groups,
         inventory: &Inventory,
-        [stored, wide]: [usize; 2],
+        state: StateBytes,
         outcome: &Outcome,
         steps: u64,
         process_memory: ProcessMemory,
         traffic: &Traffic,
     ) -> Self {
-        let bytes = |element: usize| (inventory.elements() * element) as u64;
         Self {
             rank: groups.world.rank(),
             at: MeshPosition { tp: groups.at.tp, pp: groups.at.pp, dp: groups.at.dp },
             tensors: inventory.all().iter().flat_map(pieces).collect(),
-            parameter_bytes: bytes(stored),
-            gradient_bytes: bytes(wide),
-            optimizer_bytes: 2 * bytes(wide),
+            parameter_bytes: state.parameters,
+            gradient_bytes: state.gradients,
+            optimizer_bytes: state.optimizer,
+            host_optimizer_bytes: state.host,
             peak_activation_bytes: outcome.peak_bytes as u64,
             peak_in_flight: outcome.peak_in_flight,
             passes: outcome.ran.iter().map(|ran| pass_name(&ran.pass)).collect(),

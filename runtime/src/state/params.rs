@@ -9,6 +9,7 @@
 use crate::comm::Element;
 use crate::device::Space;
 use crate::state::buffer::Buffer;
+use crate::state::shards::{Shards, Slice, Unit};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,6 +43,13 @@ pub enum Placement {
         /// Rows of each rank, padding included.
         rows: usize,
     },
+}
+
+impl Placement {
+    /// Whether it is that of a table of the vocabulary.
+    fn is_table(&self) -> bool {
+        matches!(self, Self::Vocabulary | Self::OverPipeline { .. })
+    }
 }
 
 /// What a tensor-parallel rank has of the gradient of the elements it holds.
@@ -230,17 +238,29 @@ pub struct ParameterSlice {
     pub begin: usize,
     /// Elements.
     pub len: usize,
+    unit: usize,
 }
 
 impl ParameterSlice {
-    fn range(&self) -> Range<usize> {
+    /// Its elements within all of the rank's parameters.
+    pub fn range(&self) -> Range<usize> {
         self.begin..self.begin + self.len
+    }
+
+    /// Index of its unit ([`super::shards::Unit`]).
+    pub fn unit(&self) -> usize {
+        self.unit
+    }
+
+    /// Index of its parameter in the inventory.
+    pub fn index(&self) -> usize {
+        self.id.0
     }
 
     /// Rows `rows` of it, of `columns` elements each.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>, columns: usize) -> Self {
-        Self { id: self.id, begin: self.begin + rows.start * columns, len: rows.len() * columns }
+        Self { begin: self.begin + rows.start * columns, len: rows.len() * columns, ..*self }
     }
 }
 
@@ -268,6 +288,10 @@ pub struct Inventory {
     tp_rank: usize,
     stage: usize,
     copies: bool,
+    /// Where units begin.
+    units: Vec<usize>,
+    /// Whether the next parameter begins a unit.
+    begins_unit: bool,
 }
 
 impl Inventory {
@@ -279,6 +303,19 @@ impl Inventory {
     /// Assigns later declarations to `stage`.
     pub fn enter_stage(&mut self, stage: usize) {
         self.stage = stage;
+    }
+
+    /// Begins a unit, whose state replicas share: a layer. A table of the vocabulary is always a
+    /// unit of its own. Returns the first element of what follows.
+    pub fn begin_unit(&mut self) -> usize {
+        self.begins_unit = true;
+        self.elements
+    }
+
+    /// Elements of each unit.
+    pub fn units(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = self.units.iter().skip(1).copied().chain(std::iter::once(self.elements));
+        self.units.iter().copied().zip(ends).map(|(begin, end)| begin..end)
     }
 
     /// Marks later declarations as held and counted by another pipeline rank too.
@@ -300,8 +337,13 @@ impl Inventory {
     pub fn declare(&mut self, declaration: Declaration) -> ParameterSlice {
         let extent = declaration.extent(self.tp_rank, self.tp);
         let counted = !self.copies && declaration.counted(self.tp_rank, self.tp);
-        let id = ParameterId(self.held.len());
-        let part = ParameterSlice { id, begin: self.elements, len: extent.elements() };
+        let table = declaration.placement.is_table();
+        if self.units.is_empty() || self.begins_unit || table {
+            self.units.push(self.elements);
+        }
+        self.begins_unit = table;
+        let (id, unit) = (ParameterId(self.held.len()), self.units.len() - 1);
+        let part = ParameterSlice { id, begin: self.elements, len: extent.elements(), unit };
         self.elements += part.len;
         self.held.push(HeldParameter { declaration, extent, part, stage: self.stage, counted });
         part
@@ -331,85 +373,105 @@ impl Inventory {
     }
 }
 
-/// One number for each element of a rank's parameters: gradients, moments or exact weights unless
-/// the type says otherwise.
+/// One number for each element of a rank's parameters, or of its pieces: moments, exact weights or
+/// summed gradients unless the type says otherwise.
 pub struct Store<D: Space, E: Element = <D as Space>::Wide> {
     memory: D::Memory<E>,
-    /// Whether each parameter was ever asked for to be written.
-    written: Vec<bool>,
+    pieces: bool,
 }
 
-/// Weights as layers read them.
-pub type WeightStore<D> = Store<D, <D as Space>::Stored>;
-
 impl<D: Space, E: Element> Store<D, E> {
-    /// Zeros.
-    pub fn new(device: &D, inventory: &Inventory) -> Self {
-        let written = vec![false; inventory.all().len()];
-        Self { memory: device.zeros(inventory.elements()), written }
+    /// Zeros, for each element of an inventory.
+    pub fn whole(device: &D, inventory: &Inventory) -> Self {
+        Self { memory: device.zeros(inventory.elements()), pieces: false }
     }
 
-    /// The elements of a slice.
-    pub fn get(&self, part: ParameterSlice) -> D::View<'_, E> {
-        self.range(part.range())
+    /// Zeros, for each element of the rank's pieces.
+    pub fn pieces(device: &D, shards: &Shards) -> Self {
+        Self { memory: device.zeros(shards.pieces()), pieces: true }
     }
 
-    /// The elements of a slice.
-    pub fn get_mut(&mut self, part: ParameterSlice) -> D::ViewMut<'_, E> {
-        self.written[part.id.0] = true;
-        self.range_mut(part.range())
-    }
-
-    /// The elements of two slices, of which the first lies before the second.
-    pub fn get_pair_mut(
-        &mut self,
-        first: ParameterSlice,
-        second: ParameterSlice,
-    ) -> (D::ViewMut<'_, E>, D::ViewMut<'_, E>) {
-        self.written[first.id.0] = true;
-        self.written[second.id.0] = true;
-        let both = self.range_mut(first.begin..second.range().end);
-        let (before, behind) = D::split(both, second.begin - first.begin);
-        (D::split(before, first.len).0, behind)
-    }
-
-    /// The first parameter that [`Self::get_mut`] was never called for.
-    pub fn unwritten<'a>(&self, inventory: &'a Inventory) -> Option<&'a HeldParameter> {
-        let mut all = inventory.all().iter().zip(&self.written);
-        all.find(|(_, written)| !**written).map(|(held, _)| held)
-    }
-
-    /// Each parameter's elements, in the inventory's order.
-    pub fn each_mut(&mut self, inventory: &Inventory) -> Vec<D::ViewMut<'_, E>> {
-        let mut views = Vec::with_capacity(inventory.all().len());
-        let mut rest = self.all_mut();
-        for held in inventory.all() {
-            let (first, behind) = D::split(rest, held.part.len);
-            views.push(first);
-            rest = behind;
+    /// Zeros, for each element that the rank updates.
+    pub fn updated(device: &D, shards: &Shards, inventory: &Inventory) -> Self {
+        match shards.zero().shares_optimizer() {
+            true => Self::pieces(device, shards),
+            false => Self::whole(device, inventory),
         }
-        views
     }
 
-    /// Consecutive elements, in the inventory's order.
+    /// Where a slice lies here.
+    pub fn place(&self, slice: &Slice) -> Range<usize> {
+        if self.pieces { slice.piece.clone() } else { slice.whole.clone() }
+    }
+
+    /// Where this rank's piece of a unit lies here.
+    pub fn place_of_piece(&self, unit: &Unit) -> Range<usize> {
+        let (begin, end) = match self.pieces {
+            true => (unit.begin, unit.begin + unit.piece),
+            false => {
+                let own = unit.own_of(unit.elements.len());
+                (unit.elements.start + own.start, unit.elements.start + own.end)
+            }
+        };
+        begin..end
+    }
+
+    /// The elements of a slice.
+    pub fn get(&self, slice: &Slice) -> D::View<'_, E> {
+        self.range(self.place(slice))
+    }
+
+    /// The elements of a slice.
+    pub fn get_mut(&mut self, slice: &Slice) -> D::ViewMut<'_, E> {
+        self.range_mut(self.place(slice))
+    }
+
+    /// The elements of each slice; slices are in ascending order.
+    pub fn each_mut(&mut self, slices: &[Slice]) -> Vec<D::ViewMut<'_, E>> {
+        let places: Vec<Range<usize>> = slices.iter().map(|slice| self.place(slice)).collect();
+        parts_mut::<D, E>(self.all_mut(), 0, &places)
+    }
+
+    /// Consecutive elements.
     pub fn range(&self, range: Range<usize>) -> D::View<'_, E> {
         D::view(&self.memory, range)
     }
 
-    /// Consecutive elements, in the inventory's order.
+    /// Consecutive elements.
     pub fn range_mut(&mut self, range: Range<usize>) -> D::ViewMut<'_, E> {
         D::view_mut(&mut self.memory, range)
     }
 
-    /// All elements, in the inventory's order.
+    /// All elements.
     pub fn all(&self) -> D::View<'_, E> {
         self.range(0..D::len(&self.memory))
     }
 
-    /// All elements, in the inventory's order.
+    /// All elements.
     pub fn all_mut(&mut self) -> D::ViewMut<'_, E> {
         self.range_mut(0..D::len(&self.memory))
     }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        D::len(&self.memory) * size_of::<E>()
+    }
+}
+
+/// Parts of a view whose first element is number `at`; parts are in ascending order.
+pub fn parts_mut<'a, D: Space, E: Element>(
+    mut rest: D::ViewMut<'a, E>,
+    mut at: usize,
+    parts: &[Range<usize>],
+) -> Vec<D::ViewMut<'a, E>> {
+    let mut views = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (_, behind) = D::split(rest, part.start - at);
+        let (view, behind) = D::split(behind, part.len());
+        views.push(view);
+        (rest, at) = (behind, part.end);
+    }
+    views
 }
 
 /// A tensor that several pieces of deferred work read.

@@ -56,6 +56,8 @@ pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::OptimizerMemory;
+    use crate::state::shards::Zero;
     use models::mesh::Mesh;
     use models::mesh::RankOrder;
     use models::schedule::{Schedule, ScheduleName};
@@ -70,6 +72,8 @@ mod tests {
             stages: schedule.stages(),
             layout: schedule.layout,
             vocab: None,
+            zero: Zero::NONE,
+            optimizer: OptimizerMemory::Device,
             post_validation: true,
             passes: schedule.passes.into(),
             seq_len: 8,

@@ -1,9 +1,12 @@
 //! Sums the gradients of data-parallel replicas in buckets, overlapped with the backward pass.
 
-use crate::comm::{CommError, Communicator, Op};
+use crate::comm::{CommError, Op};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
-use crate::state::params::{Inventory, Store};
-use std::collections::BTreeMap;
+use crate::groups::Groups;
+use crate::state::gradients::GradientStore;
+use crate::state::params::Inventory;
+use crate::state::shards::Unit;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -12,7 +15,7 @@ use std::time::Instant;
 pub enum Reduction {
     /// All at once, after the last pass.
     AtEnd,
-    /// Each parameter as soon as its gradient is complete.
+    /// Each parameter as soon as its gradient is complete; each unit if replicas share its state.
     PerParameter,
     /// As soon as this many bytes are complete.
     Buckets {
@@ -28,7 +31,7 @@ impl Default for Reduction {
     }
 }
 
-/// One all-reduce of gradients.
+/// One reduction of gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct ReductionSpan {
     /// Bytes of the gradients.
@@ -39,18 +42,38 @@ pub struct ReductionSpan {
     pub ended: Instant,
 }
 
-/// All-reduces of gradients in flight. Gradients are f32 or wider.
+/// Reductions of gradients in flight. Gradients are f32 or wider.
+///
+/// Without ZeRO these are all-reduces. If replicas share the optimizer state they are
+/// reduce-scatters, after which each replica has the sums of its pieces. If replicas share
+/// gradients too, every micro-batch's are reduced, unit by unit, and added to the pieces.
 pub struct Reducer<'a, D: Space> {
     device: &'a D,
-    dp: &'a dyn Communicator,
+    groups: &'a Groups,
     how: Reduction,
-    pending: Vec<Started<D>>,
+    pending: VecDeque<Started<D>>,
     /// Progress of each stage, by the end of the stage's elements.
     progress: BTreeMap<usize, Progress>,
+    spans: Vec<ReductionSpan>,
 }
 
-/// An all-reduce in flight: its elements, its request and when it started.
-type Started<D> = (Range<usize>, DeviceRequest<D, <D as Space>::Wide>, Instant);
+/// A reduction in flight, what it covers, and when it started.
+struct Started<D: Space> {
+    covers: Covers,
+    bytes: usize,
+    request: DeviceRequest<D, D::Wide>,
+    started: Instant,
+}
+
+/// What a reduction returns.
+enum Covers {
+    /// The sums of these elements.
+    Elements(Range<usize>),
+    /// The sums of this rank's pieces of these units.
+    Pieces(Range<usize>),
+    /// What is to be added to this rank's piece of a unit.
+    More(usize),
+}
 
 /// Progress of a stage, which completes from its end downwards.
 struct Progress {
@@ -62,8 +85,9 @@ struct Progress {
 
 impl<'a, D: Device> Reducer<'a, D> {
     /// No reduction in flight.
-    pub fn new(device: &'a D, dp: &'a dyn Communicator, how: Reduction) -> Self {
-        Self { device, dp, how, pending: Vec::new(), progress: BTreeMap::new() }
+    pub fn new(device: &'a D, groups: &'a Groups, how: Reduction) -> Self {
+        let (pending, progress) = (VecDeque::new(), BTreeMap::new());
+        Self { device, groups, how, pending, progress, spans: Vec::new() }
     }
 
     /// Notes that the elements from `from` to `end`, the end of their stage, are complete.
@@ -73,31 +97,129 @@ impl<'a, D: Device> Reducer<'a, D> {
     pub fn complete(
         &mut self,
         inventory: &Inventory,
-        gradients: &Store<D>,
+        gradients: &mut GradientStore<D>,
         from: usize,
         end: usize,
     ) -> Result<(), CommError> {
+        if gradients.opens_units() {
+            let units = gradients.shards().within(&(from..end));
+            return self.scatter(gradients, units);
+        }
         let progress = self.progress.entry(end).or_insert(Progress { complete: end, started: end });
         progress.complete = from;
         let ready = from..progress.started;
+        let whole_units = gradients.shards().zero().shares_optimizer();
         let parts = match self.how {
             Reduction::AtEnd => return Ok(()),
             Reduction::Buckets { bytes } if ready.len() * size_of::<D::Wide>() < bytes => {
                 return Ok(());
             }
-            Reduction::Buckets { .. } => vec![ready],
-            Reduction::PerParameter => parameters_within(inventory, &ready),
+            Reduction::PerParameter if !whole_units => parameters_within(inventory, &ready),
+            Reduction::Buckets { .. } | Reduction::PerParameter => vec![ready],
         };
         progress.started = from;
         parts.into_iter().try_for_each(|part| self.start(gradients, part))
     }
 
-    fn start(&mut self, gradients: &Store<D>, range: Range<usize>) -> Result<(), CommError> {
-        if self.dp.size() > 1 && !range.is_empty() {
-            let bucket = self.device.copied(gradients.range(range.clone()));
-            let request =
-                DeviceGroup::new(self.device, self.dp).start_all_reduce(bucket, Op::Sum)?;
-            self.pending.push((range, request, Instant::now()));
+    /// Starts to sum complete elements.
+    fn start(
+        &mut self,
+        gradients: &GradientStore<D>,
+        range: Range<usize>,
+    ) -> Result<(), CommError> {
+        let shards = gradients.shards();
+        if range.is_empty() || self.groups.dp.size() == 1 {
+            return Ok(());
+        }
+        let (bucket, covers) = match shards.zero().shares_optimizer() {
+            false => {
+                let bucket = self.device.copied(gradients.sums().range(range.clone()));
+                (bucket, Covers::Elements(range))
+            }
+            true => {
+                let units = shards.within(&range);
+                (self.piece_by_piece(gradients, units.clone()), Covers::Pieces(units))
+            }
+        };
+        let bytes = D::len(&bucket) * size_of::<D::Wide>();
+        let group = DeviceGroup::new(self.device, self.groups.sharing());
+        let request = match covers {
+            Covers::Elements(_) => group.start_all_reduce(bucket, Op::Sum)?,
+            _ => group.start_reduce_scatter(bucket, Op::Sum)?,
+        };
+        let started = Instant::now();
+        self.pending.push_back(Started { covers, bytes, request, started });
+        Ok(())
+    }
+
+    /// The gradients of units, so that a reduce-scatter gives each replica its pieces of all.
+    fn piece_by_piece(
+        &self,
+        gradients: &GradientStore<D>,
+        units: Range<usize>,
+    ) -> D::Memory<D::Wide> {
+        let (shards, sums) = (gradients.shards(), gradients.sums());
+        let units = &shards.units()[units];
+        let mut bucket = self.device.zeros(units.iter().map(Unit::padded).sum());
+        let mut at = 0;
+        for replica in 0..self.groups.sharing().size() {
+            for unit in units {
+                let begin = (unit.elements.start + replica * unit.piece).min(unit.elements.end);
+                let end = (begin + unit.piece).min(unit.elements.end);
+                let to = D::view_mut(&mut bucket, at..at + end - begin);
+                self.device.copy(sums.range(begin..end), to);
+                at += unit.piece;
+            }
+        }
+        bucket
+    }
+
+    /// Starts to sum the open units among `units` over replicas. The one before is waited for, so
+    /// that the gradients of two units at most are held.
+    fn scatter(
+        &mut self,
+        gradients: &mut GradientStore<D>,
+        units: Range<usize>,
+    ) -> Result<(), CommError> {
+        for (unit, memory) in gradients.close(units) {
+            self.wait_for_all(gradients)?;
+            let bytes = D::len(&memory) * size_of::<D::Wide>();
+            let group = DeviceGroup::new(self.device, self.groups.sharing());
+            let request = group.start_reduce_scatter(memory, Op::Sum)?;
+            let (covers, started) = (Covers::More(unit), Instant::now());
+            self.pending.push_back(Started { covers, bytes, request, started });
+            if self.how == Reduction::AtEnd {
+                self.wait_for_all(gradients)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_all(&mut self, gradients: &mut GradientStore<D>) -> Result<(), CommError> {
+        while let Some(Started { covers, bytes, request, started }) = self.pending.pop_front() {
+            let sum = request.wait(self.device)?;
+            let whole = D::view(&sum, 0..D::len(&sum));
+            match covers {
+                Covers::Elements(range) => {
+                    self.device.copy(whole, gradients.sums_mut().range_mut(range));
+                }
+                Covers::Pieces(units) => {
+                    let shards = gradients.shards().clone();
+                    let mut at = 0;
+                    for unit in &shards.units()[units] {
+                        let to = gradients.sums().place_of_piece(unit);
+                        let from = D::view(&sum, at..at + to.len());
+                        self.device.copy(from, gradients.sums_mut().range_mut(to));
+                        at += unit.piece;
+                    }
+                }
+                Covers::More(unit) => {
+                    let unit = &gradients.shards().units()[unit];
+                    let to = gradients.sums().place_of_piece(unit);
+                    self.device.add_wide(whole, gradients.sums_mut().range_mut(to));
+                }
+            }
+            self.spans.push(ReductionSpan { bytes, started, ended: Instant::now() });
         }
         Ok(())
     }
@@ -106,24 +228,52 @@ impl<'a, D: Device> Reducer<'a, D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn finish(mut self, gradients: &mut Store<D>) -> Result<Vec<ReductionSpan>, CommError> {
+    pub fn finish(
+        mut self,
+        gradients: &mut GradientStore<D>,
+    ) -> Result<Vec<ReductionSpan>, CommError> {
+        if gradients.opens_units() {
+            let all = 0..gradients.shards().units().len();
+            self.scatter(gradients, all)?;
+        }
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
         }
-        let mut spans = Vec::with_capacity(self.pending.len());
-        for (range, request, started) in self.pending {
-            let bytes = range.len() * size_of::<D::Wide>();
-            let sum = request.wait(self.device)?;
-            self.device.copy(D::view(&sum, 0..range.len()), gradients.range_mut(range));
-            spans.push(ReductionSpan { bytes, started, ended: Instant::now() });
+        self.wait_for_all(gradients)?;
+        self.sum_across(gradients)?;
+        Ok(self.spans)
+    }
+
+    /// Sums this rank's pieces over the copies of the state, if there are several.
+    fn sum_across(&mut self, gradients: &mut GradientStore<D>) -> Result<(), CommError> {
+        let Some(across) = self.groups.across() else { return Ok(()) };
+        let shards = gradients.shards().clone();
+        let (device, sums) = (self.device, gradients.sums_mut());
+        let places: Vec<Range<usize>> =
+            shards.units().iter().map(|unit| sums.place_of_piece(unit)).collect();
+        let mut own = device.zeros(places.iter().map(ExactSizeIterator::len).sum());
+        let mut at = 0;
+        for place in &places {
+            let to = D::view_mut(&mut own, at..at + place.len());
+            device.copy(sums.range(place.clone()), to);
+            at += place.len();
         }
-        Ok(spans)
+        let started = Instant::now();
+        let sum = DeviceGroup::new(device, across).all_reduce(own, Op::Sum)?;
+        let bytes = at * size_of::<D::Wide>();
+        self.spans.push(ReductionSpan { bytes, started, ended: Instant::now() });
+        at = 0;
+        for place in places {
+            let from = D::view(&sum, at..at + place.len());
+            at += place.len();
+            device.copy(from, sums.range_mut(place));
+        }
+        Ok(())
     }
 }
 
 /// The parameters within a range of elements, last first: the order in which they complete.
 fn parameters_within(inventory: &Inventory, ready: &Range<usize>) -> Vec<Range<usize>> {
-    let parts = inventory.all().iter().rev().map(|held| held.part);
-    let ranges = parts.map(|part| part.begin..part.begin + part.len);
+    let ranges = inventory.all().iter().rev().map(|held| held.part.range());
     ranges.filter(|part| ready.start <= part.start && part.end <= ready.end).collect()
 }

@@ -73,7 +73,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let (groups, inventory) = (self.rank.groups(), self.rank.inventory());
         let mut outcome = last.outcome.clone();
         outcome.peak_bytes = self.peak_bytes;
-        let bytes = [size_of::<D::Stored>(), size_of::<D::Wide>()];
+        let bytes = self.rank.state_memory();
         let Resident { now_bytes, peak_bytes } = Resident::read();
         let process_memory = ProcessMemory {
             resident_bytes: now_bytes,

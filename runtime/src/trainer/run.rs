@@ -72,7 +72,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         enough_samples(&*samples, flags, spec)?;
         match &flags.init_from {
             Some(path) => rank.load(&Checkpoint::open(path)?)?,
-            None => rank.initialise(),
+            None => rank.initialise()?,
         }
         let (peak, shape) = (flags.lr, flags.lr_schedule);
         let lr = LrSchedule { peak, shape, warmup: flags.lr_warmup, steps: flags.steps };
@@ -141,7 +141,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         finite(step, "gradient norm", result.norm)?;
         self.dump_gradients(step)?;
         let (lr, updating) = (self.lr.at(step), Instant::now());
-        self.rank.update(&self.job.flags.optimizer(), lr, result.norm);
+        self.rank.update(&self.job.flags.optimizer(), lr, result.norm)?;
         time.optimizer_s = updating.elapsed().as_secs_f64();
         self.peak_bytes = self.peak_bytes.max(result.outcome.peak_bytes);
         if let Some(trace) = &mut self.trace {

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
 use direct::Direct;
-use models::decisions::{RankOrder, Vocab};
+use models::decisions::{Offload, RankOrder, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -45,6 +45,11 @@ pub struct Split {
     pub vocab: Vocab,
     pub order: RankOrder,
     pub reduction: Reduction,
+    /// ZeRO stage.
+    pub zero: u8,
+    /// Replicas that share one copy of the state; 0 for all.
+    pub dp_shard: usize,
+    pub offload: Offload,
     pub delays: Option<runtime::comm::Delays>,
 }
 
@@ -62,6 +67,9 @@ impl Default for Split {
             vocab: Vocab::FirstLast,
             order: RankOrder::DpInner,
             reduction: Reduction::Buckets { bytes: 1 << 14 },
+            zero: 0,
+            dp_shard: 0,
+            offload: Offload::None,
             delays: None,
         }
     }
@@ -142,6 +150,13 @@ impl Split {
             micro_batches,
             layout: schedule.layout,
             vocab: schedule.vocab,
+            zero_stage: self.zero,
+            dp_shard: match (self.zero, self.dp_shard) {
+                (0, _) => 1,
+                (_, 0) => self.dp,
+                (_, ways) => ways,
+            },
+            offload: self.offload,
             post_validation: false,
             stages: self.stages(model),
             passes: schedule.passes,
@@ -232,7 +247,7 @@ pub fn train_on<D: Device>(
     let mut rank = Rank::new(&stages, world, device, split.reduction, 1234).unwrap();
     match init {
         Some(case) => rank.load(&Checkpoint::open(&golden(case)).unwrap()).unwrap(),
-        None => rank.initialise(),
+        None => rank.initialise().unwrap(),
     }
     let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), None);
     for step in 0..steps as u64 {
@@ -242,7 +257,7 @@ pub fn train_on<D: Device>(
         if step == 0 {
             gradients = rank.whole_gradients().unwrap();
         }
-        rank.update(&optimizer(), lr.at(step), result.norm);
+        rank.update(&optimizer(), lr.at(step), result.norm).unwrap();
     }
     let weights = rank.whole_weights().unwrap();
     let gradients = widen(gradients.unwrap_or_default());

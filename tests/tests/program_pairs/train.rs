@@ -34,7 +34,7 @@ fn of_rank(
     for step in 0..STEPS {
         let result = rank.gradients(&*samples, step, None).expect("the step runs");
         text += &format!("{:016x} {:016x} ", result.loss.to_bits(), result.norm.to_bits());
-        rank.update(&optimizer, lr.at(step), result.norm);
+        rank.update(&optimizer, lr.at(step), result.norm).unwrap();
     }
     let weights = rank.whole_weights().expect("ranks are there")?;
     let values = weights.values().flat_map(|(_, values)| values);

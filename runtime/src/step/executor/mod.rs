@@ -12,13 +12,15 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    Context, DropoutDraws, Gradients, MicroBatch, ShardKept, VocabularyShard, WeightWork,
+    Context, DropoutDraws, Gradients, MicroBatch, ShardKept, Sharded, VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
 use crate::stages::{Kept, Stage, StageOutput};
 use crate::state::buffer::{Buffer, Pools};
-use crate::state::params::{Inventory, Store, WeightStore};
+use crate::state::gradients::GradientStore;
+use crate::state::params::Inventory;
+use crate::state::weights::Weights;
 use crate::step::post_validation::passes_ahead;
 use crate::step::reduce::Reducer;
 use crate::step::vocab_collectives::{CollectiveInputs, VocabCollectives};
@@ -27,6 +29,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 use transfers::{AGAIN, Carried, tag};
+
+/// Tag of the gradients of a chunk's copy, which two pipeline ranks exchange after their passes.
+pub(crate) fn copy_tag(chunk: usize) -> Tag {
+    tag(Carried::Copy, chunk, 0)
+}
 
 /// What stays the same from step to step.
 pub struct Executor<'a, D: Space> {
@@ -38,6 +45,10 @@ pub struct Executor<'a, D: Space> {
     pub tp: &'a dyn Communicator,
     /// Pipeline ranks.
     pub pp: &'a dyn Communicator,
+    /// Replicas that share one copy of the state.
+    pub sharing: &'a dyn Communicator,
+    /// Whether the next unit's weights are gathered while one unit computes.
+    pub prefetch: bool,
     /// This pipeline rank's stages, by chunk.
     pub stages: &'a [Box<dyn Stage<D>>],
     /// This rank's shard of a vocabulary split over the pipeline.
@@ -58,7 +69,7 @@ pub struct VocabOverPipeline<'a> {
 /// Input of a step's passes.
 pub struct PassInputs<'a, D: Space> {
     /// This rank's weights.
-    pub weights: &'a WeightStore<D>,
+    pub weights: &'a Weights<D>,
     /// This replica's micro-batches.
     pub batches: &'a [MicroBatch<D>],
     /// Dropout, if the model has any.
@@ -82,7 +93,7 @@ pub type LossObserver<'a, T> = &'a mut dyn FnMut(usize, &[T], &[T]);
 /// Whether a step may go on. Asked after the forwards that run ahead
 /// ([`crate::step::post_validation`]), before anything is added to the gradients, which until then
 /// are the previous step's.
-pub type Gate<'a, D> = &'a mut dyn FnMut(&mut Store<D>) -> Result<bool, CommError>;
+pub type Gate<'a, D> = &'a mut dyn FnMut(&mut GradientStore<D>) -> Result<bool, CommError>;
 
 /// When one pass ran.
 #[derive(Clone, Copy, Debug)]
@@ -147,7 +158,7 @@ impl<D: Device> Executor<'_, D> {
     pub fn run(
         &self,
         given: PassInputs<'_, D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
         observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
@@ -183,7 +194,7 @@ impl<D: Device> Executor<'_, D> {
         given: PassInputs<'_, D>,
         again: bool,
         gate: Gate<'_, D>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
     ) -> Result<Option<Ended<D>>, CommError> {
         let (pipeline_rank, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
@@ -203,7 +214,7 @@ impl<D: Device> Executor<'_, D> {
         &self,
         given: PassInputs<'_, D>,
         collectives: Option<VocabCollectives<'_, D>>,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
         observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
@@ -237,7 +248,7 @@ impl<D: Device> Executor<'_, D> {
         &self,
         mut step: StepState<'_, '_, D>,
         from: usize,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
         mut observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
@@ -245,15 +256,11 @@ impl<D: Device> Executor<'_, D> {
         // An output layer that shares its table with the first chunk adds to the table's gradient,
         // which is then complete only after all passes.
         let shared = self.spec.shares_table(self.pp.rank());
-        let copied = self.spec.layout.copies() > 1;
         for (n, &pass) in passes.iter().enumerate().skip(from) {
-            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0) && !copied;
+            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0);
             step.pass(pass, last, gradients, reducer, &mut observer)?;
         }
         step.close_collectives()?;
-        if copied {
-            self.add_copies(gradients)?;
-        }
         for stage in self.stages {
             let Range { start, end } = stage.parameters();
             reducer.complete(self.inventory, gradients, start, end)?;
@@ -267,28 +274,9 @@ impl<D: Device> Executor<'_, D> {
         Ok((step.outcome, step.loss))
     }
 
-    /// Gives both copies of each stage the sum of their gradients. Addition of two numbers
-    /// commutes, so the copies stay equal to the last bit.
-    fn add_copies(&self, gradients: &mut Store<D>) -> Result<(), CommError> {
-        let (other, group) = (self.pp.size() - 1 - self.pp.rank(), self.pp());
-        let mut sends = Vec::new();
-        for (chunk, stage) in self.stages.iter().enumerate() {
-            let own = self.device.copied(gradients.range(stage.parameters()));
-            sends.push(group.start_send(own, other, tag(Carried::Copy, chunk, 0))?);
-        }
-        for (chunk, stage) in self.stages.iter().enumerate() {
-            // Chunk 0 here is chunk 1 there.
-            let (count, tag) = (stage.parameters().len(), tag(Carried::Copy, 1 - chunk, 0));
-            let theirs = group.recv(count, other, tag)?;
-            let own = gradients.range_mut(stage.parameters());
-            self.device.add_wide(D::view(&theirs, 0..count), own);
-        }
-        sends.into_iter().try_for_each(|send| send.wait(self.device).map(drop))
-    }
-
     /// Seconds so far in calls that passes make.
     fn waited_s(&self) -> f64 {
-        self.pp.stats().waited_s(&["tp", "pp", "dp"])
+        self.pp.stats().waited_s(&["tp", "pp", "dp", "dp_shard"])
     }
 
     /// Pipeline ranks, for memory of the device.
@@ -309,7 +297,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
         observer: &mut Option<LossObserver<'_, D::Wide>>,
     ) -> Result<(), CommError> {
@@ -321,9 +309,9 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             PassKind::W => self.weights(pass, last, gradients, reducer)?,
             PassKind::S => self.first_of_vocabulary(pass)?,
             PassKind::S2 => self.middle_of_vocabulary(pass)?,
-            PassKind::T => self.last_of_vocabulary(pass, gradients)?,
+            PassKind::T => self.last_of_vocabulary(pass, gradients, reducer)?,
             PassKind::IF => self.look_up(pass)?,
-            PassKind::IB => self.add_to_rows(pass, gradients)?,
+            PassKind::IB => self.add_to_rows(pass, gradients, reducer)?,
         }
         let (computing, end) = (self.computing, Instant::now());
         self.outcome.ran.push(PassTiming { pass, begin, computing, end });
@@ -337,17 +325,29 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         self.executor.spec.layout.stage_of(ranks, rank, usize::from(pass.chunk))
     }
 
-    fn context(&self, pass: Pass) -> Context<'a, D> {
+    /// What layers of a pass are given. The weights with which they begin are on their way.
+    fn context(&self, pass: Pass) -> Result<Context<'a, D>, CommError> {
         let executor = self.executor;
-        Context {
+        let (weights, stage) = (self.given.weights, &executor.stages[usize::from(pass.chunk)]);
+        let backward = pass.kind != PassKind::F;
+        let read = if backward { stage.read_backward() } else { stage.parameters() };
+        let sharded = Sharded {
+            all: weights,
+            replicas: executor.sharing,
+            read: weights.shards().within(&read),
+            backward,
+            prefetch: executor.prefetch,
+        };
+        Ok(Context {
             device: executor.device,
             tp: executor.tp,
             sequence_parallel: executor.spec.sequence_parallel,
-            weights: self.given.weights,
+            weights: weights.resident(executor.device)?,
+            sharded,
             batch: &self.given.batches[pass.micro_batch as usize],
             draws: self.given.draws,
             pools: self.given.pools,
-        }
+        })
     }
 
     fn forward(
@@ -355,14 +355,15 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         pass: Pass,
         observer: &mut Option<LossObserver<'_, D::Wide>>,
     ) -> Result<(), CommError> {
-        let stage = self.stage_of(pass);
+        let (stage, ctx) = (self.stage_of(pass), self.context(pass)?);
+        ctx.sharded.start(ctx.device)?;
         let x = match stage {
             0 => self.looked_up(pass)?,
             _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
         };
         self.computing = Instant::now();
         let held = &self.executor.stages[usize::from(pass.chunk)];
-        let (passed, kept) = held.forward(&self.context(pass), x)?;
+        let (passed, kept) = held.forward(&ctx, x)?;
         if let (Some(observer), StageOutput::Losses(losses), Some(logits)) =
             (observer, &passed, kept.logits())
         {
@@ -403,10 +404,12 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
+        let ctx = self.context(pass)?;
+        ctx.sharded.start(ctx.device)?;
         let dy = match self.is_last(stage) {
             true => self.output_gradient(pass)?,
             false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
@@ -417,13 +420,15 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         };
         let held = &self.executor.stages[chunk];
         let (end, inventory) = (held.parameters().end, self.executor.inventory);
-        let (device, ctx) = (self.executor.device, self.context(pass));
+        let device = self.executor.device;
         let mut later = Vec::new();
-        let mut complete =
-            |gradients: &Store<D>, from: usize| reducer.complete(inventory, gradients, from, end);
+        let completes = last || gradients.opens_units();
+        let mut complete = |gradients: &mut GradientStore<D>, from: usize| {
+            reducer.complete(inventory, gradients, from, end)
+        };
         let mut to = match pass.kind {
             PassKind::B => Gradients::later(device, gradients, &mut later),
-            _ => Gradients::now(device, gradients, last.then_some(&mut complete)),
+            _ => Gradients::now(device, gradients, completes.then_some(&mut complete)),
         };
         let dx = held.backward(&ctx, kept, dy, &mut to)?;
         if pass.kind == PassKind::B {
@@ -441,14 +446,25 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         &mut self,
         pass: Pass,
         last: bool,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let Some(works) = self.later.remove(&(pass.chunk, pass.micro_batch)) else {
             return Err(missing(pass));
         };
-        works.into_iter().for_each(|work| work.run(self.executor.device, gradients));
         let held = &self.executor.stages[usize::from(pass.chunk)];
+        let mut left: HashMap<usize, usize> = HashMap::new();
+        works.iter().for_each(|work| *left.entry(work.unit()).or_default() += 1);
+        for work in works {
+            let unit = work.unit();
+            work.run(self.executor.device, gradients);
+            let works_left = left.entry(unit).or_default();
+            *works_left -= 1;
+            if *works_left == 0 && gradients.opens_units() {
+                let Range { start, end } = gradients.shards().units()[unit].elements;
+                reducer.complete(self.executor.inventory, gradients, start, end)?;
+            }
+        }
         if last {
             let Range { start, end } = held.parameters();
             reducer.complete(self.executor.inventory, gradients, start, end)?;

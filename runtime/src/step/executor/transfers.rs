@@ -1,6 +1,6 @@
 //! Transfers between stages.
 
-use super::{StepState, missing};
+use super::{Executor, StepState, missing};
 use crate::comm::{CommError, Tag};
 use crate::device::{Device, DeviceGroup};
 use crate::state::buffer::Buffer;
@@ -29,7 +29,9 @@ pub(super) fn tag(carried: Carried, to_stage: usize, micro_batch: u32) -> Tag {
 impl<D: Device> StepState<'_, '_, D> {
     /// Elements of the residual stream that one stage sends to the next.
     pub(super) fn stream_elements(&self, pass: Pass) -> usize {
-        self.context(pass).rows() * self.executor.spec.hidden
+        let Executor { spec, tp, .. } = self.executor;
+        let tokens = self.given.batches[pass.micro_batch as usize].tokens.len();
+        tokens / if spec.sequence_parallel { tp.size() } else { 1 } * spec.hidden
     }
 
     /// Number of parts of a transfer. If all tensor-parallel ranks hold the same stream, each sends

@@ -4,14 +4,15 @@ use super::transfers::{Carried, tag};
 use super::{StepState, missing};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{ShardLocal, ShardReduced, VocabularyShard};
+use crate::ops::{Context, ShardLocal, ShardReduced, VocabularyShard};
 use crate::state::buffer::Buffer;
-use crate::state::params::Store;
+use crate::state::gradients::GradientStore;
+use crate::step::reduce::Reducer;
 use crate::step::vocab_collectives::VocabCollectives;
 use models::schedule::{Pass, PassKind, VocabPasses};
 use std::time::Instant;
 
-impl<'l, D: Device> StepState<'_, 'l, D> {
+impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
     /// Waits for a collective of all pipeline ranks, whose time counts as the pipeline's; `None` if
     /// the vocabulary is not split over the pipeline.
     fn collected<R>(&mut self, wait: impl FnOnce(&mut VocabCollectives<'l, D>) -> R) -> Option<R> {
@@ -26,18 +27,22 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
     /// Embedding rows of the tokens, `[r, h]`, if all pipeline ranks look them up; else empty.
     pub(super) fn looked_up(&mut self, pass: Pass) -> Result<Buffer<D>, CommError> {
         let rows = self.collected(|collectives| collectives.rows(pass.micro_batch));
-        rows.map_or(Ok(Buffer::empty()), |rows| Ok(self.own_rows(pass, rows?)))
+        rows.map_or(Ok(Buffer::empty()), |rows| self.own_rows(pass, rows?))
     }
 
     /// This rank's rows of the stream, `[r, h]`, from all rows of the micro-batch, `[n, h]`.
-    pub(super) fn own_rows(&self, pass: Pass, whole: D::Memory<D::Stored>) -> Buffer<D> {
-        let (ctx, width) = (self.context(pass), self.executor.spec.hidden);
+    pub(super) fn own_rows(
+        &self,
+        pass: Pass,
+        whole: D::Memory<D::Stored>,
+    ) -> Result<Buffer<D>, CommError> {
+        let (ctx, width) = (self.context(pass)?, self.executor.spec.hidden);
         let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
         let own = match count == D::len(&whole) {
             true => whole,
             false => ctx.device.copied(D::view(&whole, first..first + count)),
         };
-        self.given.pools.stored.adopt(own)
+        Ok(self.given.pools.stored.adopt(own))
     }
 
     /// Sends the last stage's output to all pipeline ranks, which share the output layer (`C0`).
@@ -53,6 +58,27 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
 
     pub(super) fn shared(&self, pass: Pass) -> Result<&VocabularyShard, CommError> {
         self.executor.vocab.map(|vocab| vocab.shard).ok_or_else(|| missing(pass))
+    }
+
+    /// What passes over this rank's rows of the vocabulary are given: their weights, too.
+    fn shard_context(&self, pass: Pass) -> Result<Context<'a, D>, CommError> {
+        let shard = self.shared(pass)?;
+        self.context(pass)?.gather(&(shard.begin()..shard.end()))
+    }
+
+    /// Says that a pass has added to the gradients of this rank's rows of the vocabulary, so that
+    /// replicas that share them can sum them.
+    fn shard_added(
+        &self,
+        pass: Pass,
+        gradients: &mut GradientStore<D>,
+        reducer: &mut Reducer<'_, D>,
+    ) -> Result<(), CommError> {
+        if !gradients.opens_units() {
+            return Ok(());
+        }
+        let shard = self.shared(pass)?;
+        reducer.complete(self.executor.inventory, gradients, shard.begin(), shard.end())
     }
 
     /// Hands what a pass left to the reduction that follows it.
@@ -77,7 +103,7 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
         let from = self.executor.spec.last_rank();
         let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch), pass)?;
         self.computing = Instant::now();
-        let (kept, local) = self.shared(pass)?.first(&self.context(pass), h)?;
+        let (kept, local) = self.shared(pass)?.first(&self.shard_context(pass)?, h)?;
         self.shards.insert(pass.micro_batch, kept);
         self.note_peak();
         self.reduce(pass, local)
@@ -86,25 +112,27 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
     pub(super) fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
         let reduced = self.sums(PassKind::S, pass)?;
         let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced)?;
+        let local = self.shared(pass)?.middle(&self.context(pass)?, kept, reduced)?;
         self.reduce(pass, local)
     }
 
     pub(super) fn last_of_vocabulary(
         &mut self,
         pass: Pass,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
+        reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let naive = self.shared(pass)?.passes() == VocabPasses::Naive;
         let reduced = self.sums(if naive { PassKind::S2 } else { PassKind::S }, pass)?;
         let kept = self.shards.remove(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        let (shard, ctx) = (*self.shared(pass)?, self.shard_context(pass)?);
         // All pipeline ranks know the same losses; the last stage's rank counts them.
         let counts = self.executor.pp.rank() == self.executor.spec.last_rank();
         if counts {
             shard.add_loss(&ctx, &reduced, &mut self.loss)?;
         }
         let left = shard.last(&ctx, kept, &reduced, gradients)?;
+        self.shard_added(pass, gradients, reducer)?;
         left.map_or(Ok(()), |local| self.reduce(pass, local))
     }
 
@@ -114,7 +142,7 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
         let two = self.executor.spec.vocab == Some(VocabPasses::Two);
         let behind = if two { PassKind::S } else { PassKind::T };
         let whole = self.collected(|collectives| collectives.gradient(behind, pass.micro_batch));
-        whole.map_or(Ok(Buffer::empty()), |whole| Ok(self.own_rows(pass, whole?)))
+        whole.map_or(Ok(Buffer::empty()), |whole| self.own_rows(pass, whole?))
     }
 
     /// Broadcasts the gradient of the embedding rows if all pipeline ranks share the input layer.
@@ -126,7 +154,7 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
         if self.collectives.is_none() {
             return Ok(());
         }
-        let ctx = self.context(pass);
+        let ctx = self.context(pass)?;
         let whole = if ctx.rows() == ctx.tokens() { dx } else { ctx.all_gather(&dx)? };
         if let (Some(collectives), 0) = (&mut self.collectives, self.executor.tp.rank()) {
             collectives.broadcast_row_gradient(self.executor.device.copied(whole.view()));
@@ -136,9 +164,9 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
 
     /// Looks up the tokens whose rows are on this rank, and starts the sum over all ranks.
     pub(super) fn look_up(&mut self, pass: Pass) -> Result<(), CommError> {
-        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        let (shard, ctx) = (*self.shared(pass)?, self.shard_context(pass)?);
         let tokens = &ctx.batch.tokens;
-        let rows = shard.look_up(ctx.device, ctx.weights, tokens.view(), tokens.len());
+        let rows = shard.look_up(ctx.device, &ctx.weights, tokens.view(), tokens.len());
         self.collectives.as_ref().ok_or_else(|| missing(pass))?.sum_rows(pass.micro_batch, rows);
         Ok(())
     }
@@ -147,15 +175,16 @@ impl<'l, D: Device> StepState<'_, 'l, D> {
     pub(super) fn add_to_rows(
         &mut self,
         pass: Pass,
-        gradients: &mut Store<D>,
+        gradients: &mut GradientStore<D>,
+        reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let dx = self.collected(|collectives| collectives.row_gradient(pass.micro_batch));
         let dx = dx.ok_or_else(|| missing(pass))??;
         self.computing = Instant::now();
-        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass)?);
         let tokens = &ctx.batch.tokens;
         shard.scatter(ctx.device, (tokens.view(), tokens.len()), &dx, gradients);
-        Ok(())
+        self.shard_added(pass, gradients, reducer)
     }
 
     /// Waits for all collectives.

@@ -1,0 +1,108 @@
+//! Gradients of a rank's parameters while they are added up.
+
+use super::params::{HeldParameter, Inventory, ParameterSlice, Store};
+use super::shards::Shards;
+use crate::device::{Device, Space, WideMut};
+use kernels::Real;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Sums of gradients, and where passes add to them.
+///
+/// If replicas share gradients (ZeRO stages 2 and 3), a pass adds to memory of one unit, which is
+/// *open* until its reduce-scatter. Otherwise passes add to the sums themselves.
+pub struct GradientStore<D: Space> {
+    shards: Rc<Shards>,
+    sums: Store<D>,
+    /// Memory of open units, padded.
+    open: Vec<Option<D::Memory<D::Wide>>>,
+    /// Whether each parameter was ever asked for to be written.
+    written: Vec<bool>,
+}
+
+impl<D: Device> GradientStore<D> {
+    /// Zeros.
+    pub fn new(device: &D, shards: &Rc<Shards>, inventory: &Inventory) -> Self {
+        let sums = match shards.zero().shares_gradients() {
+            true => Store::pieces(device, shards),
+            false => Store::whole(device, inventory),
+        };
+        Self {
+            shards: shards.clone(),
+            sums,
+            open: shards.units().iter().map(|_| None).collect(),
+            written: vec![false; inventory.all().len()],
+        }
+    }
+
+    /// Whether passes add to memory of one unit at a time.
+    pub fn opens_units(&self) -> bool {
+        self.shards.zero().shares_gradients()
+    }
+
+    /// How the sums are divided.
+    pub fn shards(&self) -> &Rc<Shards> {
+        &self.shards
+    }
+
+    /// Sets all sums to 0.
+    pub fn clear(&mut self, device: &D) {
+        device.fill(self.sums.all_mut(), D::Wide::ZERO);
+    }
+
+    /// The sums: of everything, or of this rank's pieces.
+    pub fn sums(&self) -> &Store<D> {
+        &self.sums
+    }
+
+    /// The sums.
+    pub fn sums_mut(&mut self) -> &mut Store<D> {
+        &mut self.sums
+    }
+
+    /// Where a pass adds to a parameter's gradient.
+    pub fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
+        self.written[part.index()] = true;
+        let begin = part.begin;
+        let (memory, at) = self.around(device, part);
+        D::split(D::split(memory, begin - at).1, part.len).0
+    }
+
+    /// The same for two parameters of one unit, of which the first lies before the second.
+    pub fn get_pair_mut(
+        &mut self,
+        device: &D,
+        first: ParameterSlice,
+        second: ParameterSlice,
+    ) -> (WideMut<'_, D>, WideMut<'_, D>) {
+        self.written[first.index()] = true;
+        self.written[second.index()] = true;
+        let (memory, at) = self.around(device, first);
+        let (one, rest) = D::split(D::split(memory, first.begin - at).1, first.len);
+        let behind = D::split(rest, second.begin - first.range().end).1;
+        (one, D::split(behind, second.len).0)
+    }
+
+    /// The memory that holds a parameter's gradient, and the element with which it begins.
+    fn around(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, usize) {
+        if !self.opens_units() {
+            return (self.sums.all_mut(), 0);
+        }
+        let unit = &self.shards.units()[part.unit()];
+        let open = &mut self.open[part.unit()];
+        let memory = open.get_or_insert_with(|| device.zeros(unit.padded()));
+        (D::view_mut(memory, 0..unit.padded()), unit.elements.start)
+    }
+
+    /// Takes the gradients of the open units among `units`, the last first. They are no longer
+    /// open.
+    pub fn close(&mut self, units: Range<usize>) -> Vec<(usize, D::Memory<D::Wide>)> {
+        units.rev().filter_map(|unit| Some((unit, self.open[unit].take()?))).collect()
+    }
+
+    /// The first parameter that [`Self::get_mut`] was never called for.
+    pub fn unwritten<'a>(&self, inventory: &'a Inventory) -> Option<&'a HeldParameter> {
+        let mut all = inventory.all().iter().zip(&self.written);
+        all.find(|(_, written)| !**written).map(|(held, _)| held)
+    }
+}

@@ -1,0 +1,290 @@
+//! Weights as passes read them: all of them, or gathered unit by unit.
+
+use super::params::{ParameterSlice, Store, parts_mut};
+use super::shards::{Shards, Slice, Unit};
+use crate::comm::{CommError, Communicator};
+use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored, StoredMut};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::{Rc, Weak};
+
+/// Memory of a unit, padded.
+type Memory<D> = <D as Space>::Memory<<D as Space>::Stored>;
+
+/// A rank's weights.
+pub struct Weights<D: Space> {
+    shards: Rc<Shards>,
+    units: RefCell<Vec<Whole<D>>>,
+    /// This rank's pieces, if replicas share weights (ZeRO stage 3).
+    pieces: Option<Store<D, D::Stored>>,
+}
+
+/// The whole weights of a unit.
+enum Whole<D: Space> {
+    /// They stay here.
+    Here(Rc<Memory<D>>),
+    /// They are being gathered.
+    InFlight(DeviceRequest<D, D::Stored>),
+    /// Whoever gathered them may still hold them.
+    Lent(Weak<Memory<D>>),
+}
+
+impl<D: Device> Weights<D> {
+    /// Zeros.
+    pub fn new(device: &D, shards: &Rc<Shards>) -> Self {
+        let shared = shards.zero().shares_weights();
+        let whole = |unit: &Unit| match shared {
+            true => Whole::Lent(Weak::new()),
+            false => Whole::Here(Rc::new(device.zeros(unit.padded()))),
+        };
+        Self {
+            units: RefCell::new(shards.units().iter().map(whole).collect()),
+            pieces: shared.then(|| Store::pieces(device, shards)),
+            shards: shards.clone(),
+        }
+    }
+
+    /// How they are divided.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// Bytes held between passes.
+    pub fn bytes(&self) -> usize {
+        let padded = |unit: &Unit| unit.padded();
+        let elements = match &self.pieces {
+            Some(_) => self.shards.pieces(),
+            None => self.shards.units().iter().map(padded).sum(),
+        };
+        elements * size_of::<D::Stored>()
+    }
+
+    /// Sets a unit to `values`, one for each of its elements.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn set(&mut self, device: &D, unit: usize, values: &Memory<D>) -> Result<(), CommError> {
+        let (of, len) = (&self.shards.units()[unit], D::len(values));
+        let Some(pieces) = &mut self.pieces else {
+            let memory = Self::here(device, self.units.get_mut(), unit)?;
+            device.copy(D::view(values, 0..len), D::view_mut(memory, 0..len));
+            return Ok(());
+        };
+        let own = of.own_of(len);
+        let to = pieces.range_mut(of.begin..of.begin + own.len());
+        device.copy(D::view(values, own), to);
+        Ok(())
+    }
+
+    /// The memory of a unit that stays here, to write to it.
+    fn here<'a>(
+        device: &D,
+        units: &'a mut [Whole<D>],
+        unit: usize,
+    ) -> Result<&'a mut Memory<D>, CommError> {
+        let held = Self::arrived(device, &mut units[unit])?;
+        drop(held);
+        match &mut units[unit] {
+            Whole::Here(memory) => Ok(Rc::get_mut(memory).expect("no pass runs meanwhile")),
+            Whole::InFlight(_) | Whole::Lent(_) => unreachable!("a unit that stays here"),
+        }
+    }
+
+    /// Waits for a unit that stays here.
+    fn arrived(device: &D, unit: &mut Whole<D>) -> Result<Rc<Memory<D>>, CommError> {
+        if let Whole::InFlight(_) = unit {
+            let Whole::InFlight(request) = std::mem::replace(unit, Whole::Lent(Weak::new())) else {
+                unreachable!("it is in flight");
+            };
+            *unit = Whole::Here(Rc::new(request.wait(device)?));
+        }
+        match unit {
+            Whole::Here(memory) => Ok(memory.clone()),
+            Whole::InFlight(_) | Whole::Lent(_) => unreachable!("a unit that stays here"),
+        }
+    }
+
+    /// The elements of each slice, to update them.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn each_mut(
+        &mut self,
+        device: &D,
+        slices: &[Slice],
+    ) -> Result<Vec<StoredMut<'_, D>>, CommError> {
+        if let Some(pieces) = &mut self.pieces {
+            // What was gathered and not read is old once they are updated.
+            for unit in self.units.get_mut() {
+                if let Whole::InFlight(request) = std::mem::replace(unit, Whole::Lent(Weak::new()))
+                {
+                    request.wait(device)?;
+                }
+            }
+            return Ok(pieces.each_mut(slices));
+        }
+        let units = self.units.get_mut();
+        for unit in 0..units.len() {
+            Self::here(device, units, unit)?;
+        }
+        let mut views = Vec::with_capacity(slices.len());
+        for (unit, held) in units.iter_mut().enumerate() {
+            let of = &self.shards.units()[unit];
+            let inside = slices.iter().filter(|slice| slice.unit == unit);
+            let places: Vec<Range<usize>> = inside.map(|slice| slice.whole.clone()).collect();
+            if let Whole::Here(memory) = held {
+                let memory = Rc::get_mut(memory).expect("no pass runs meanwhile");
+                let view = D::view_mut(memory, 0..of.padded());
+                views.extend(parts_mut::<D, D::Stored>(view, of.elements.start, &places));
+            }
+        }
+        Ok(views)
+    }
+
+    /// Starts to gather what the replicas of `group` have updated, if each updates its piece of
+    /// weights that stay whole (ZeRO stages 1 and 2).
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_gathers(&mut self, device: &D, group: &dyn Communicator) -> Result<(), CommError> {
+        let zero = self.shards.zero();
+        if !zero.shares_optimizer() || zero.shares_weights() || group.size() == 1 {
+            return Ok(());
+        }
+        for (unit, held) in self.shards.units().iter().zip(self.units.get_mut()) {
+            let own = match held {
+                Whole::Here(memory) => device.copied(D::view(memory, unit.own())),
+                Whole::InFlight(_) | Whole::Lent(_) => unreachable!("it was updated"),
+            };
+            let request = DeviceGroup::new(device, group).start_all_gather(own)?;
+            *held = Whole::InFlight(request);
+        }
+        Ok(())
+    }
+
+    /// Weights that a pass over the parameters `elements` can read without gathering: all that stay
+    /// here. Waits for those of `elements` and for the tables.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn resident(&self, device: &D) -> Result<WeightView<D>, CommError> {
+        let mut units = self.units.borrow_mut();
+        let held = |unit: &mut Whole<D>| match unit {
+            Whole::Here(_) | Whole::InFlight(_) if self.pieces.is_none() => {
+                Self::arrived(device, unit).map(Some)
+            }
+            _ => Ok(None),
+        };
+        let units = units.iter_mut().map(held).collect::<Result<_, _>>()?;
+        Ok(WeightView { shards: self.shards.clone(), units })
+    }
+
+    /// Starts to gather a unit over the replicas of `group`, unless it is here or on its way.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn prefetch(
+        &self,
+        device: &D,
+        group: &dyn Communicator,
+        unit: usize,
+    ) -> Result<(), CommError> {
+        let Some(pieces) = &self.pieces else { return Ok(()) };
+        let held = &mut self.units.borrow_mut()[unit];
+        let absent = matches!(held, Whole::Lent(memory) if memory.strong_count() == 0);
+        if absent {
+            let own = pieces.place_of_piece(&self.shards.units()[unit]);
+            let own = device.copied(pieces.range(own));
+            *held = Whole::InFlight(DeviceGroup::new(device, group).start_all_gather(own)?);
+        }
+        Ok(())
+    }
+
+    /// Gathers a unit. Its memory is freed with the last holder of what this returns.
+    fn gather(
+        &self,
+        device: &D,
+        group: &dyn Communicator,
+        unit: usize,
+    ) -> Result<Rc<Memory<D>>, CommError> {
+        self.prefetch(device, group, unit)?;
+        let held = &mut self.units.borrow_mut()[unit];
+        if let Whole::Lent(memory) = held
+            && let Some(memory) = memory.upgrade()
+        {
+            return Ok(memory);
+        }
+        match std::mem::replace(held, Whole::Lent(Weak::new())) {
+            Whole::InFlight(request) => {
+                let memory = Rc::new(request.wait(device)?);
+                *held = Whole::Lent(Rc::downgrade(&memory));
+                Ok(memory)
+            }
+            Whole::Here(_) | Whole::Lent(_) => unreachable!("it was prefetched"),
+        }
+    }
+
+    /// `view` with the units of `elements` besides, gathered over the replicas of `group`.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn gathered(
+        &self,
+        device: &D,
+        group: &dyn Communicator,
+        view: &WeightView<D>,
+        elements: &Range<usize>,
+    ) -> Result<WeightView<D>, CommError> {
+        let mut view = view.clone();
+        if self.pieces.is_some() {
+            for unit in self.shards.within(elements) {
+                view.units[unit] = Some(self.gather(device, group, unit)?);
+            }
+        }
+        Ok(view)
+    }
+
+    /// Reads what this rank holds of a slice.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn read(&self, device: &D, slice: &Slice) -> Result<Vec<D::Stored>, CommError> {
+        if let Some(pieces) = &self.pieces {
+            return Ok(device.download(pieces.get(slice))?);
+        }
+        let held = Self::arrived(device, &mut self.units.borrow_mut()[slice.unit])?;
+        let begin = self.shards.units()[slice.unit].elements.start;
+        let (from, to) = (slice.whole.start - begin, slice.whole.end - begin);
+        Ok(device.download(D::view(&held, from..to))?)
+    }
+}
+
+/// Weights that a pass can read.
+pub struct WeightView<D: Space> {
+    shards: Rc<Shards>,
+    units: Vec<Option<Rc<Memory<D>>>>,
+}
+
+impl<D: Space> Clone for WeightView<D> {
+    fn clone(&self) -> Self {
+        Self { shards: self.shards.clone(), units: self.units.clone() }
+    }
+}
+
+impl<D: Space> WeightView<D> {
+    /// A parameter's weights.
+    ///
+    /// # Panics
+    /// They were not gathered.
+    #[track_caller]
+    pub fn get(&self, part: ParameterSlice) -> Stored<'_, D> {
+        let Some(memory) = &self.units[part.unit()] else {
+            panic!(
+                "weights are read that were not gathered: call `ctx.gather` with the layer's \
+                 parameters before this line"
+            );
+        };
+        let begin = part.begin - self.shards.units()[part.unit()].elements.start;
+        D::view(memory, begin..begin + part.len)
+    }
+}
