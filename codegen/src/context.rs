@@ -1,8 +1,9 @@
 //! Values for the templates: a plan's program as plain data.
 
 use crate::RuntimeSource;
+use crate::lower::Width;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{Dtype, Offload, RankOrder};
+use models::decisions::{CpStyle, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, Gelu, ModelSpec, Window};
@@ -85,6 +86,9 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "rank_elements": shapes::rank_elements(program),
         "passes": program.passes.iter().map(|passes| write_passes(passes)).collect::<Vec<_>>(),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
+        "ulysses": sizes.ulysses,
+        "key_value_behind": sizes.columns(Width::KeyValueBehind),
+        "context": context_parallel(program),
         "zero_stage": program.zero_stage,
         "dp_shard": program.dp_shard,
         "optimizer_memory": match program.offload {
@@ -106,6 +110,20 @@ fn modules(printer: &Printer<'_>) -> Vec<&'static str> {
     }
     modules.sort_unstable();
     modules
+}
+
+/// How context-parallel ranks divide a sequence, in Rust.
+fn context_parallel(program: &Program) -> String {
+    if program.mesh.cp == 1 {
+        return "ContextParallel::NONE".to_owned();
+    }
+    let exchange = match program.cp_style {
+        CpStyle::Ring | CpStyle::Ulysses => "Ring",
+        CpStyle::Zigzag | CpStyle::Hybrid => "ZigZag",
+        CpStyle::AllGather => "AllGather",
+    };
+    let ulysses = program.cp_ulysses;
+    format!("ContextParallel {{ ranks: CP, ulysses: {ulysses}, exchange: Exchange::{exchange} }}")
 }
 
 /// The kernel's activation, by its name in the library.
@@ -147,10 +165,11 @@ fn prediction(plan: &Plan) -> Value {
     let parts = [
         ("compute_s", b.compute_s + b.recompute_s),
         ("tp_s", b.tp_s),
+        ("cp_s", b.cp_s),
         ("pp_s", b.pp_s + b.bubble_s),
         ("dp_s", b.dp_s),
         ("optimizer_s", b.optimizer_s),
-        ("other_s", b.other_s + b.cp_s + b.ep_s),
+        ("other_s", b.other_s + b.ep_s),
     ];
     json!({
         "parts": parts.map(|(name, s)| format!("{name}: {}", float(s))),
@@ -196,6 +215,7 @@ fn mesh(mesh: &Mesh) -> Value {
 fn groups(mesh: &Mesh) -> Vec<Value> {
     let axes = [
         ("tensor", Axis::Tp, mesh.tp),
+        ("context", Axis::Cp, mesh.cp),
         ("data", Axis::Dp, mesh.dp),
         ("pipeline", Axis::Pp, mesh.pp),
     ];

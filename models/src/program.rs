@@ -5,7 +5,7 @@
 
 pub use crate::decisions::Recompute;
 
-use crate::decisions::{Decisions, Dtype, MoeOverlap, Offload};
+use crate::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Offload};
 use crate::mesh::Mesh;
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
@@ -43,6 +43,10 @@ pub struct Program {
     pub mesh: Mesh,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
+    /// How attention works over context-parallel ranks.
+    pub cp_style: CpStyle,
+    /// Ulysses degree inside `mesh.cp`.
+    pub cp_ulysses: usize,
     /// Sequences a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches an iteration and replica.
@@ -122,6 +126,8 @@ impl Program {
             model: model.clone(),
             mesh: Mesh::new(d),
             sequence_parallel: d.sequence_parallel && d.tp > 1,
+            cp_style: d.cp_style,
+            cp_ulysses: d.cp_ulysses as usize,
             micro_batch,
             micro_batches,
             layout: schedule.layout,
@@ -193,13 +199,12 @@ fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
 /// Settings that narrow a search to what the runtime supports, unless the user asks for more. The
 /// number format is not among them: the cluster gives it. Vocabulary passes are supported but left
 /// out, because no price covers what their collectives cost a CPU.
-pub const RUNNABLE: [&str; 4] =
-    ["cp=1", "ep=1", "vocab=first_last,redistribute,tensor", "moe_overlap=none"];
+pub const RUNNABLE: [&str; 3] =
+    ["ep=1", "vocab=first_last,redistribute,tensor", "moe_overlap=none"];
 
 /// Everything about a plan that the runtime does not support yet.
 pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
     let mut refused = Refused::default();
-    refused.unless(d.cp == 1, "cp", d.cp, "1");
     refused.unless(d.ep == 1, "ep", d.ep, "1");
     refused.unless(
         !(d.post_validation && d.vocab.over_pipeline()),
@@ -227,12 +232,37 @@ pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
     let (heads, kv) = (attention.heads, attention.kv_heads);
     refused.unless(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads");
     refused.unless(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width");
-    let tokens = d.micro_batch * model.seq_len;
+    let ring = d.cp / d.cp_ulysses.max(1);
+    let parts = match d.cp_style {
+        CpStyle::Zigzag | CpStyle::AllGather | CpStyle::Hybrid if ring > 1 => 2 * d.cp,
+        _ => d.cp,
+    };
+    let divides = model.seq_len.is_multiple_of(parts);
+    refused.unless(
+        divides,
+        "cp",
+        d.cp,
+        &format!(
+            "a cp with which {parts} becomes a divisor of the {} tokens of a sequence",
+            model.seq_len
+        ),
+    );
+    let local = crate::layer::LocalHeads::new(model, d.tp);
+    let even = (heads / d.tp).is_multiple_of(d.cp_ulysses)
+        && (local.kv_heads.is_multiple_of(d.cp_ulysses)
+            || d.cp_ulysses.is_multiple_of(local.kv_heads));
+    refused.unless(
+        even,
+        "cp_ulysses",
+        d.cp_ulysses,
+        "a divisor of a rank's query heads, and a divisor or multiple of its key/value heads",
+    );
+    let tokens = d.micro_batch * model.seq_len / d.cp;
     refused.unless(
         !d.sequence_parallel || tokens.is_multiple_of(d.tp),
         "sequence_parallel",
         true,
-        "false, or a tp that divides micro_batch · seq_len",
+        "false, or a tp that divides micro_batch · seq_len / cp",
     );
     let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
     refused.unless(even, "tp", d.tp, "a divisor or multiple of the key/value heads");

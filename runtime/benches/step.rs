@@ -5,7 +5,7 @@
 //! tools/side_by_side.py runs it beside PyTorch.
 
 use direct::Direct;
-use models::decisions::{Offload, RankOrder};
+use models::decisions::{CpStyle, Offload, RankOrder};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -51,6 +51,8 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         model: model.clone(),
         mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
         sequence_parallel,
+        cp_style: CpStyle::Zigzag,
+        cp_ulysses: 1,
         micro_batch: 8 / dp as usize / micro_batches,
         micro_batches,
         layout: schedule.layout,

@@ -10,7 +10,12 @@ pub struct Groups {
     pub world: Box<dyn Communicator>,
     /// Tensor parallel: same pipeline rank and replica.
     pub tp: Box<dyn Communicator>,
-    /// Data parallel: same shard of the model.
+    /// Context parallel: the members of the ring.
+    pub ring: Box<dyn Communicator>,
+    /// Context parallel: the Ulysses group.
+    pub ulysses: Box<dyn Communicator>,
+    /// Replicas: all ranks that hold the same weights, along the context-parallel, then the
+    /// data-parallel axis.
     pub dp: Box<dyn Communicator>,
     /// Hybrid sharding: its groups, if fewer than all replicas share one copy of the state.
     pub hybrid: Option<HybridGroups>,
@@ -57,7 +62,8 @@ impl VocabGroups {
         spec: &TrainerSpec,
         at: Coordinates,
     ) -> Result<Self, CommError> {
-        let (replica, place) = (at.dp as usize, (at.pp * spec.mesh.tp + at.tp) as usize);
+        let replica = (at.dp * spec.mesh.cp + at.cp) as usize;
+        let place = (at.pp * spec.mesh.tp + at.tp) as usize;
         let group = |name: &str| world.split(name, replica, place);
         Ok(Self {
             first: group("vocab_s")?,
@@ -83,7 +89,16 @@ impl Groups {
             let color = rank - (place * mesh.stride(axis)) as usize;
             world.split(name, color, place as usize)
         };
-        let (tp, dp) = (along("tp", Axis::Tp, at.tp)?, along("dp", Axis::Dp, at.dp)?);
+        let tp = along("tp", Axis::Tp, at.tp)?;
+        // Apart from the position along an axis, ranks of a group have the same coordinates.
+        let first_of = |others: Coordinates| mesh.rank(others) as usize;
+        let ways = spec.context.ulysses as u64;
+        let ring_of = Coordinates { cp: at.cp % ways, ..at };
+        let ring = world.split("cp_ring", first_of(ring_of), at.cp as usize)?;
+        let ulysses_of = Coordinates { cp: at.cp - at.cp % ways, ..at };
+        let ulysses = world.split("cp_ulysses", first_of(ulysses_of), at.cp as usize)?;
+        let dp_of = Coordinates { cp: 0, dp: 0, ..at };
+        let dp = world.split("dp", first_of(dp_of), (at.dp * mesh.cp + at.cp) as usize)?;
         let pp = along("pp", Axis::Pp, at.pp)?;
         let end = at.pp == 0 || at.pp + 1 == mesh.pp;
         let first = mesh.rank(Coordinates { pp: 0, ..at }) as usize;
@@ -99,7 +114,7 @@ impl Groups {
             })
         };
         let hybrid = (ways < dp.size()).then(divide).transpose()?;
-        Ok(Self { world, tp, dp, hybrid, pp, ends, vocab, at })
+        Ok(Self { world, tp, ring, ulysses, dp, hybrid, pp, ends, vocab, at })
     }
 
     /// The replicas that share one copy of the state, or divide the work on it.
@@ -117,7 +132,8 @@ impl Groups {
     /// # Errors
     /// What went wrong meanwhile.
     pub fn settle(&self) -> Result<(), CommError> {
-        let all = [&self.world, &self.tp, &self.dp, &self.pp, &self.ends];
+        let Self { world, tp, ring, ulysses, dp, pp, ends, .. } = self;
+        let all = [world, tp, ring, ulysses, dp, pp, ends];
         all.into_iter().try_for_each(|group| group.settle())?;
         if let Some(HybridGroups { sharing, across }) = &self.hybrid {
             sharing.settle()?;

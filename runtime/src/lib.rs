@@ -37,6 +37,7 @@
 //! The library knows no model and reads no plan. It takes no decision that belongs in a plan.
 
 pub mod comm;
+mod context_parallel;
 pub mod data;
 pub mod device;
 mod device_error;
@@ -56,6 +57,7 @@ mod step;
 mod step_time;
 pub mod trainer;
 
+pub use context_parallel::{ContextParallel, Exchange};
 pub use device::{Device, Gpu, Host};
 pub use error::Error;
 pub use groups::Groups;

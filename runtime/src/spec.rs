@@ -1,6 +1,7 @@
 //! What a trainer tells the library: how ranks are arranged, which passes they run, and the sizes
 //! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
 
+use crate::context_parallel::ContextParallel;
 use crate::passes::Passes;
 use crate::state::shards::Zero;
 use crate::step_time::StepTime;
@@ -14,6 +15,8 @@ pub struct TrainerSpec {
     pub mesh: Mesh,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
+    /// How context-parallel ranks divide sequences.
+    pub context: ContextParallel,
     /// Sequences a micro-batch.
     pub micro_batch: usize,
     /// Micro-batches an iteration and replica.

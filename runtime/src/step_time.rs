@@ -12,6 +12,8 @@ pub struct StepTime {
     pub compute_s: f64,
     /// Calls of the tensor-parallel group.
     pub tp_s: f64,
+    /// Calls of the context-parallel groups.
+    pub cp_s: f64,
     /// Transfers between stages, and waiting for other stages.
     pub pp_s: f64,
     /// Gradient reductions that no pass hides.
@@ -24,10 +26,11 @@ pub struct StepTime {
 
 impl StepTime {
     /// The parts by name.
-    pub fn parts(&self) -> [(&'static str, f64); 6] {
+    pub fn parts(&self) -> [(&'static str, f64); 7] {
         [
             ("compute", self.compute_s),
             ("tp", self.tp_s),
+            ("cp", self.cp_s),
             ("pp", self.pp_s),
             ("dp", self.dp_s),
             ("optimizer", self.optimizer_s),
@@ -42,9 +45,9 @@ impl StepTime {
 
     /// The parts in the order of [`Self::parts`], as a time.
     pub(crate) fn from_parts(
-        [compute_s, tp_s, pp_s, dp_s, optimizer_s, other_s]: [f64; 6],
+        [compute_s, tp_s, cp_s, pp_s, dp_s, optimizer_s, other_s]: [f64; 7],
     ) -> Self {
-        Self { compute_s, tp_s, pp_s, dp_s, optimizer_s, other_s }
+        Self { compute_s, tp_s, cp_s, pp_s, dp_s, optimizer_s, other_s }
     }
 
     /// A time made of each part's seconds in two times.

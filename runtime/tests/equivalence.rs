@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Run, Split, check, distance, model, train};
-use models::decisions::{Offload, RankOrder, Vocab};
+use models::decisions::{CpStyle, Offload, RankOrder, Vocab};
 use models::model::ModelSpec;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
@@ -22,7 +22,7 @@ const STEPS: usize = 2;
 /// A combination, as the index of each decision's value.
 type Indices = [usize; DECISIONS];
 
-const DECISIONS: usize = 13;
+const DECISIONS: usize = 14;
 const TP: [usize; 4] = [1, 2, 4, 8];
 const PP: [usize; 3] = [1, 2, 4];
 const VPP: [usize; 3] = [1, 2, 4];
@@ -44,13 +44,30 @@ const ZERO: [(u8, usize, Offload); 8] = [
     (0, 0, Offload::Optimizer),
     (2, 0, Offload::Optimizer),
 ];
+/// Context-parallel ranks, how they exchange, and the ranks of a Ulysses group.
+const CP: [(usize, CpStyle, usize); 9] = [
+    (1, CpStyle::Zigzag, 1),
+    (2, CpStyle::Ring, 1),
+    (4, CpStyle::Ring, 1),
+    (2, CpStyle::Zigzag, 1),
+    (4, CpStyle::Zigzag, 1),
+    (2, CpStyle::AllGather, 1),
+    (2, CpStyle::Ulysses, 2),
+    (4, CpStyle::Ulysses, 4),
+    (4, CpStyle::Hybrid, 2),
+];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 /// Indices of some decisions in a combination.
 const OF_VOCAB: usize = 8;
 const OF_ORDER: usize = 9;
 const OF_REDUCTION: usize = 10;
 const OF_ZERO: usize = 11;
-const OF_RECOMPUTE: usize = 12;
+const OF_CP: usize = 12;
+const OF_RECOMPUTE: usize = 13;
+/// Decisions that are taken in turn: all values of all of them together are too many.
+const IN_TURN: [usize; 4] = [OF_ORDER, OF_REDUCTION, OF_ZERO, OF_CP];
+/// Combinations of those for each combination of the others.
+const TURNS: usize = 4;
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -64,6 +81,7 @@ const VALUES: Indices = [
     ORDER.len(),
     REDUCTION.len(),
     ZERO.len(),
+    CP.len(),
     RECOMPUTE.len(),
 ];
 
@@ -82,6 +100,9 @@ fn split(of: &Indices) -> (&'static str, Split) {
         zero: ZERO[of[OF_ZERO]].0,
         dp_shard: ZERO[of[OF_ZERO]].1,
         offload: ZERO[of[OF_ZERO]].2,
+        cp: CP[of[OF_CP]].0,
+        cp_style: CP[of[OF_CP]].1,
+        cp_ulysses: CP[of[OF_CP]].2,
         recompute: RECOMPUTE[of[OF_RECOMPUTE]],
         delays: None,
     };
@@ -92,14 +113,18 @@ fn split(of: &Indices) -> (&'static str, Split) {
 fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
     let (_, split) = split(of);
     let model = &models[of[0]];
-    let shared = split.zero == 0 || split.dp > split.dp_shard.max(1);
-    if !shared || !split.exists() || split.ranks() > 16 {
+    let shared = split.zero == 0 || split.dp * split.cp > split.dp_shard.max(1);
+    let heads = model.attention.heads as usize / split.tp;
+    let tokens = split.micro_batch * model.seq_len as usize / split.cp;
+    let cut = heads.is_multiple_of(split.ulysses())
+        && (!split.sequence_parallel || tokens.is_multiple_of(split.tp));
+    if !shared || !cut || !split.exists() || split.ranks() > 16 {
         return false;
     }
     let layers = |vocab| Split { vocab, ..split }.layers(model);
     let before = VOCAB[..of[OF_VOCAB]].iter();
     let named_once = (split.tp > 1 || !split.sequence_parallel)
-        && (split.dp > 1 || of[OF_REDUCTION] == 0)
+        && (split.dp * split.cp > 1 || of[OF_REDUCTION] == 0)
         && (split.dp > 1 && split.pp > 1 || of[OF_ORDER] == 0)
         && (split.schedule != ScheduleName::Naive || split.micro_batch * split.dp == 8);
     model.attention.heads.is_multiple_of(split.tp as u64)
@@ -107,19 +132,51 @@ fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
         && before.into_iter().all(|&vocab| layers(vocab) != layers(split.vocab))
 }
 
-/// All combinations; those that differ only in recomputation are adjacent.
+/// Combinations; those that differ only in recomputation are adjacent. Of the decisions that are
+/// taken in turn, each combination of the others has [`TURNS`] combinations.
 fn all() -> Vec<Indices> {
     let models = CASES.map(model);
-    let decode = |mut number: usize| {
+    let decode = |mut number: usize, decisions: &[usize]| {
         let mut of = [0; DECISIONS];
-        for (index, count) in of.iter_mut().zip(VALUES).rev() {
-            *index = number % count;
-            number /= count;
+        for &decision in decisions.iter().rev() {
+            of[decision] = number % VALUES[decision];
+            number /= VALUES[decision];
         }
         of
     };
-    let numbers = 0..VALUES.iter().product();
-    numbers.map(decode).filter(|of| exists(of, &models)).collect()
+    let count = |decisions: &[usize]| decisions.iter().map(|&n| VALUES[n]).product::<usize>();
+    let first = |of: &usize| !IN_TURN.contains(of) && *of != OF_RECOMPUTE;
+    let others: Vec<usize> = (0..DECISIONS).filter(first).collect();
+    let turns = count(&IN_TURN);
+    let mut all = Vec::new();
+    for number in 0..count(&others) {
+        let base = decode(number, &others);
+        if !exists(&base, &models) {
+            continue;
+        }
+        let mut taken = BTreeSet::new();
+        for n in 0..turns {
+            // Spread by a hash, so that all pairs of values meet.
+            let turn = (number * turns + n).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+            let mut of = decode(turn % turns, &IN_TURN);
+            others.iter().for_each(|&decision| of[decision] = base[decision]);
+            if exists(&of, &models) {
+                taken.insert(of);
+            }
+            if taken.len() == TURNS {
+                break;
+            }
+        }
+        for of in taken {
+            let with = |recompute: usize| {
+                let mut of = of;
+                of[OF_RECOMPUTE] = recompute;
+                of
+            };
+            all.extend((0..RECOMPUTE.len()).map(with));
+        }
+    }
+    all
 }
 
 type Pair = ((usize, usize), (usize, usize));
@@ -151,23 +208,21 @@ fn covering(mut all: Vec<Indices>) -> Vec<Indices> {
     chosen
 }
 
-/// Every combination of the other decisions once, with rank orders, reductions and what replicas
-/// share in turn.
+/// Every combination of the other decisions once, with all recomputations.
 fn in_turn(all: &[Indices]) -> Vec<Indices> {
     let mut groups: BTreeMap<Indices, Vec<Indices>> = BTreeMap::new();
     for of in all {
-        let mut group = *of;
-        [group[OF_ORDER], group[OF_REDUCTION], group[OF_ZERO], group[OF_RECOMPUTE]] = [0; 4];
-        groups.entry(group).or_default().push(*of);
+        groups.entry(base(of)).or_default().push(*of);
     }
-    let mut chosen = Vec::new();
-    for (turn, members) in groups.values().enumerate() {
-        let ways = members.len() / RECOMPUTE.len();
-        // Spread by a hash: turns in order would meet some values of other decisions never.
-        let first = (turn * 2_654_435_761 >> 7) % ways * RECOMPUTE.len();
-        chosen.extend(&members[first..first + RECOMPUTE.len()]);
-    }
-    chosen
+    let first = |members: &Vec<Indices>| members[..RECOMPUTE.len()].to_vec();
+    groups.values().flat_map(first).collect()
+}
+
+/// What a combination has apart from decisions that are taken in turn, and recomputation.
+fn base(of: &Indices) -> Indices {
+    let mut base = *of;
+    IN_TURN.iter().chain([&OF_RECOMPUTE]).for_each(|&decision| base[decision] = 0);
+    base
 }
 
 /// Runs on one rank, by case.
@@ -241,13 +296,14 @@ fn a_covering_set_of_splits() {
     run(&chosen);
 }
 
-/// PyTorch's own losses, norms, gradients and final weights, in f32 over all 20 steps.
+/// PyTorch's own losses, norms and gradients, in f32; every fourth over all 20 steps, with final
+/// weights.
 #[test]
 fn a_covering_set_trains_to_pytorchs_numbers() {
-    for of in covering(all()) {
-        let (case, split) = split(&of);
+    for (n, of) in covering(all()).iter().enumerate() {
+        let (case, split) = split(of);
         println!("{case} {split:?}");
-        check(case, &train::<f32>(case, &split, 20));
+        check(case, &train::<f32>(case, &split, if n % 4 == 0 { 20 } else { 5 }));
     }
 }
 
@@ -270,19 +326,16 @@ fn the_covering_set_has_every_pair() {
 }
 
 #[test]
-fn in_turn_every_combination_is_there_with_every_order_reduction_and_sharing() {
+fn every_combination_of_the_others_has_its_turn() {
     let all = all();
     let chosen = in_turn(&all);
-    let without = |of: &Indices| {
-        let mut of = *of;
-        [of[OF_ORDER], of[OF_REDUCTION], of[OF_ZERO]] = [0; 3];
-        of
-    };
-    let there: BTreeSet<Indices> = chosen.iter().map(without).collect();
-    assert_eq!(there.len(), chosen.len());
-    assert!(all.iter().all(|of| there.contains(&without(of))));
-    let pairs_there: BTreeSet<Pair> = chosen.iter().flat_map(pairs).collect();
-    assert!(all.iter().flat_map(pairs).all(|pair| pairs_there.contains(&pair)));
+    let bases = |of: &[Indices]| of.iter().map(base).collect::<BTreeSet<_>>();
+    assert_eq!(bases(&chosen), bases(&all));
+    assert_eq!(chosen.len(), bases(&all).len() * RECOMPUTE.len());
+    for decision in IN_TURN {
+        let values: BTreeSet<usize> = chosen.iter().map(|of| of[decision]).collect();
+        assert_eq!(values.len(), VALUES[decision], "decision {decision}");
+    }
 }
 
 #[test]
@@ -319,6 +372,12 @@ fn report(combinations: &[Indices], worst: Worst) -> String {
         let over = if ways == 0 { String::new() } else { format!(" over {ways}") };
         table += &format!("| zero {stage}{over}, offload {offload} | {} |\n", count(&same));
     }
+    for (cp, style, ulysses) in CP {
+        let same =
+            |split: &Split| (split.cp, split.cp_style, split.cp_ulysses) == (cp, style, ulysses);
+        let over = if cp == 1 { String::new() } else { format!(" {style}") };
+        table += &format!("| cp {cp}{over} | {} |\n", count(&same));
+    }
     for ranks in [1, 2, 4, 8, 16] {
         table += &format!("| {ranks} ranks | {} |\n", count(&|split| split.ranks() == ranks));
     }
@@ -326,7 +385,7 @@ fn report(combinations: &[Indices], worst: Worst) -> String {
         "**{}** combinations of golden case, tp, pp, vpp, dp, \
          micro-batch, sequence parallelism, recomputation, schedule and\nvocabulary placement (all that fit in 16 \
          ranks, 4 layers and 8 sequences, those that are the same run by another name\ncounted once; rank orders, \
-         reductions of gradients and what replicas share in turn) gave one rank's numbers in f64 over {STEPS} steps: losses\nwithin 1e-12 \
+         reductions of gradients, what replicas share and context parallelism in turn) gave one rank's numbers in f64 over {STEPS} steps: losses\nwithin 1e-12 \
          (worst {:.1e}), every gradient within 1e-11 by norm (worst {:.1e}). Those that differ in recomputation\n\
          alone gave the same bits. One rank is held to PyTorch's numbers by `runtime/tests/golden.rs`.\n\n\
          | of these | combinations |\n|---|---|\n{table}",

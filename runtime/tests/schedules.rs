@@ -9,7 +9,7 @@ mod common;
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
 use direct::Direct;
-use models::decisions::{Offload, Vocab};
+use models::decisions::{CpStyle, Offload, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -92,6 +92,7 @@ struct Case {
     tied: bool,
     vocab: u64,
     dp: usize,
+    cp: usize,
     /// ZeRO stage.
     zero: u8,
     sequence_parallel: bool,
@@ -152,18 +153,20 @@ impl Case {
         Program {
             mesh: Mesh {
                 tp: self.tp as u64,
-                cp: 1,
+                cp: self.cp as u64,
                 dp: self.dp as u64,
                 pp: self.pp as u64,
                 order: Split::default().order,
             },
             sequence_parallel: self.sequence_parallel,
+            cp_style: CpStyle::Zigzag,
+            cp_ulysses: 1,
             micro_batch: self.micro_batch(),
             micro_batches: self.micro_batches,
             layout: schedule.layout,
             vocab: schedule.vocab,
             zero_stage: self.zero,
-            dp_shard: if self.zero > 0 { self.dp } else { 1 },
+            dp_shard: if self.zero > 0 { self.dp * self.cp } else { 1 },
             offload: Offload::None,
             post_validation: false,
             stages,
@@ -174,7 +177,7 @@ impl Case {
     }
 
     fn split(&self) -> Split {
-        Split { tp: self.tp, pp: self.pp, dp: self.dp, ..Split::default() }
+        Split { tp: self.tp, pp: self.pp, dp: self.dp, cp: self.cp, ..Split::default() }
     }
 
     fn run(&self, delays: Option<Delays>) -> Run {
@@ -191,6 +194,7 @@ impl Case {
             tp: 1,
             micro_batches: 1,
             dp: 1,
+            cp: 1,
             zero: 0,
             sequence_parallel: false,
             ..*self
@@ -252,8 +256,9 @@ fn check(cases: &[Case]) -> Worst {
 
 /// Every schedule and placement, on two and four pipeline ranks of one or two tensor-parallel
 /// ranks, with as many micro-batches as pipeline ranks, twice as many, and an odd number. Every
-/// second case is tied; every third has little more vocabulary than shards, two replicas, which
-/// share their state by one ZeRO stage after the other, or sequence parallelism.
+/// second case is tied; every third has little more vocabulary than shards, two replicas or
+/// sequence parallelism; every fifth two context-parallel ranks. Replicas share their state by one
+/// ZeRO stage after the other.
 fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for schedule in ScheduleName::ALL.into_iter().filter(|&name| name != ScheduleName::Naive) {
@@ -263,6 +268,7 @@ fn all() -> Vec<Case> {
                     let n = cases.len();
                     let turn = |of: usize, at: usize| n % of == at;
                     let dp = if turn(3, 2) && pp * tp < 8 { 2 } else { 1 };
+                    let cp = if turn(5, 4) && pp * tp * dp < 16 { 2 } else { 1 };
                     let case = Case {
                         schedule,
                         place,
@@ -272,7 +278,8 @@ fn all() -> Vec<Case> {
                         tied: turn(2, 1),
                         vocab: VOCAB[usize::from(turn(3, 1))],
                         dp,
-                        zero: if dp == 2 { (n / 3 % 4) as u8 } else { 0 },
+                        cp,
+                        zero: if dp * cp > 1 { (n / 3 % 4) as u8 } else { 0 },
                         sequence_parallel: tp == 2 && turn(3, 0),
                     };
                     cases.extend(case.exists().then_some(case));

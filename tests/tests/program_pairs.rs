@@ -12,7 +12,7 @@ use direct::Direct;
 use meshwright_tests::crates::{build, first_error, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
-use models::decisions::{Dtype, Offload, RankOrder, Vocab};
+use models::decisions::{CpStyle, Dtype, Offload, RankOrder, Vocab};
 use models::mesh::Mesh;
 use models::model::ModelSpec;
 use models::plan::Plan;
@@ -63,6 +63,14 @@ const ZERO: [(u8, Offload); 5] = [
     (3, Offload::None),
     (3, Offload::Optimizer),
 ];
+/// Context-parallel ranks, how they exchange, and the ranks of a Ulysses group.
+const CP: [(usize, CpStyle, usize); 5] = [
+    (1, CpStyle::Zigzag, 1),
+    (2, CpStyle::Zigzag, 1),
+    (2, CpStyle::AllGather, 1),
+    (2, CpStyle::Ulysses, 2),
+    (4, CpStyle::Hybrid, 2),
+];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -74,10 +82,11 @@ const VALUES: Indices = [
     SCHEDULE.len(),
     VOCAB.len(),
     ZERO.len(),
+    CP.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 10];
+type Indices = [usize; 11];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -95,6 +104,7 @@ struct Combination {
     schedule: ScheduleName,
     vocab: Vocab,
     zero: (u8, Offload),
+    cp: (usize, CpStyle, usize),
 }
 
 /// What schedules depend on.
@@ -113,6 +123,7 @@ impl Combination {
             schedule: SCHEDULE[of[7]],
             vocab: VOCAB[of[8]],
             zero: ZERO[of[9]],
+            cp: CP[of[10]],
         }
     }
 
@@ -124,11 +135,11 @@ impl Combination {
     fn exists(&self, schedules: &mut Schedules, models: &BTreeMap<&str, ModelSpec>) -> bool {
         let named_once = (self.tp > 1 || !self.sequence_parallel)
             && (self.pp > 1 || self.vocab == Vocab::FirstLast)
-            && (self.dp > 1 || self.zero.0 == 0);
+            && (self.dp * self.cp.0 > 1 || self.zero.0 == 0);
         let heads = models[self.case].attention.heads;
         named_once
-            && self.tp * self.pp * self.dp <= 16
-            && heads.is_multiple_of(self.tp as u64)
+            && self.tp * self.pp * self.dp * self.cp.0 <= 16
+            && heads.is_multiple_of((self.tp * self.cp.2) as u64)
             && schedules.of(self.counts()).is_some_and(|schedule| {
                 let ends = if self.vocab == Vocab::Tensor { 2 } else { 0 };
                 schedule.stages() <= LAYERS + ends
@@ -164,18 +175,20 @@ impl Combination {
             model: model.clone(),
             mesh: Mesh {
                 tp: self.tp as u64,
-                cp: 1,
+                cp: self.cp.0 as u64,
                 dp: self.dp as u64,
                 pp: self.pp as u64,
                 order: RankOrder::DpInner,
             },
             sequence_parallel: self.sequence_parallel,
+            cp_style: self.cp.1,
+            cp_ulysses: self.cp.2,
             micro_batch: self.micro_batch,
             micro_batches: SEQUENCES / self.dp / self.micro_batch,
             layout: schedule.layout,
             vocab: schedule.vocab,
             zero_stage: self.zero.0,
-            dp_shard: if self.zero.0 > 0 { self.dp } else { 1 },
+            dp_shard: if self.zero.0 > 0 { self.dp * self.cp.0 } else { 1 },
             offload: self.zero.1,
             post_validation: false,
             stages: self.stages(schedule.stages()),

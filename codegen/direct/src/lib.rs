@@ -9,14 +9,14 @@ mod run;
 mod stage;
 
 use codegen::lower::{Lowered, lower};
-use models::decisions::Offload;
+use models::decisions::{CpStyle, Offload};
 use models::formulas::flops::training_flops;
 use models::model::Positions;
 use models::program::Program;
 use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{Device, OptimizerMemory, Prediction, TrainerSpec, Zero};
+use runtime::{ContextParallel, Device, Exchange, OptimizerMemory, Prediction, TrainerSpec, Zero};
 use stage::DirectStage;
 use std::sync::Arc;
 
@@ -50,6 +50,15 @@ impl<D: Device> Stages<D> for Direct {
         TrainerSpec {
             mesh: program.mesh,
             sequence_parallel: program.sequence_parallel,
+            context: ContextParallel {
+                ranks: program.mesh.cp as usize,
+                ulysses: program.cp_ulysses,
+                exchange: match program.cp_style {
+                    CpStyle::Ring | CpStyle::Ulysses => Exchange::Ring,
+                    CpStyle::Zigzag | CpStyle::Hybrid => Exchange::ZigZag,
+                    CpStyle::AllGather => Exchange::AllGather,
+                },
+            },
             micro_batch: program.micro_batch,
             micro_batches: program.micro_batches,
             stages: program.stages.len(),

@@ -310,6 +310,18 @@ impl<'a, D: Device> Run<'a, D> {
                 self.attention(field).rotate(ctx, &mut rotated);
                 self.set(to, rotated);
             }
+            Op::ToHeads { field, x, to, key_value } => {
+                let core = self.attention(field);
+                let heads = if key_value { core.kv_heads } else { core.heads };
+                let y = core.to_heads(ctx, self.get(x), heads)?;
+                self.set(to, y);
+            }
+            Op::ToTokens { field, x, to, key_value } => {
+                let core = self.attention(field);
+                let heads = if key_value { core.kv_heads } else { core.heads };
+                let y = core.to_tokens(ctx, self.get(x), heads)?;
+                self.set(to, y);
+            }
             Op::RotateBack { field, x, to } => {
                 let mut rotated = self.own(step, x);
                 self.attention(field).rotate_back(ctx, &mut rotated);
@@ -317,7 +329,11 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Op::Attention { field, q, k, v, to, lse } => {
                 let [q, k, v] = [q, k, v].map(|value| self.get(value));
-                let (out, rows) = self.attention(field).forward(ctx, q, k, v);
+                let core = self.attention(field);
+                let (out, rows) = match ctx.cp.parallel.ring() {
+                    1 => core.forward(ctx, q, k, v),
+                    _ => core.forward_around(ctx, q, k, v)?,
+                };
                 self.set(to, out);
                 self.slots[lse] = Some(Slot::Wide(rows));
             }
@@ -391,7 +407,11 @@ impl<'a, D: Device> Run<'a, D> {
             Op::AttentionBackward { field, saved: [q, k, v, out, lse], dy, to } => {
                 let [q, k, v, out] = [q, k, v, out].map(|value| &**self.get(value));
                 let saved = AttentionSaved { q, k, v, out, lse: self.wide(lse) };
-                let gradients = self.attention(field).backward(ctx, &saved, self.get(dy));
+                let core = self.attention(field);
+                let gradients = match ctx.cp.parallel.ring() {
+                    1 => core.backward(ctx, &saved, self.get(dy)),
+                    _ => core.backward_around(ctx, &saved, self.get(dy))?,
+                };
                 for (to, gradient) in to.into_iter().zip(gradients) {
                     self.set(to, gradient);
                 }

@@ -237,10 +237,35 @@ struct LaterWeights {
     dy: Value,
 }
 
-/// What attention's backward pass reads: queries, keys, values, output, log-sum-exp.
-struct Core([Value; 5]);
+/// What attention's backward pass reads.
+struct Core {
+    /// Queries, keys, values, output, log-sum-exp.
+    saved: [Value; 5],
+    /// The output, of this rank's tokens.
+    a: Value,
+}
 
 impl Attention {
+    /// `x` behind an exchange of tokens for heads, if there is one.
+    fn to_heads(&self, b: &mut Builder<'_>, name: &str, x: Value, width: Width) -> Value {
+        let (sizes, field) = (b.sizes, self.core);
+        let key_value = width == Width::KeyValue;
+        match sizes.ulysses {
+            1 => x,
+            _ => b.op(name, sizes.behind(width), |to| Op::ToHeads { field, x, to, key_value }),
+        }
+    }
+
+    /// `x` before such an exchange.
+    fn to_tokens(&self, b: &mut Builder<'_>, name: &str, x: Value, width: Width) -> Value {
+        let (sizes, field) = (b.sizes, self.core);
+        let key_value = width == Width::KeyValue;
+        match sizes.ulysses {
+            1 => x,
+            _ => b.op(name, sizes.split(width), |to| Op::ToTokens { field, x, to, key_value }),
+        }
+    }
+
     /// Partial sums of the output.
     fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, Core) {
         let sizes = b.sizes;
@@ -256,19 +281,29 @@ impl Attention {
         let q = project(b, "q", self.q, query, sizes.rotary);
         let k = project(b, "k", self.k, key_value, sizes.rotary);
         let v = project(b, "v", self.v, key_value, false);
-        let (a, lse) = (b.value("a", query), b.value("lse", Type::LogSumExp));
-        b.push(Op::Attention { field, q, k, v, to: a, lse });
+        let q = self.to_heads(b, "q", q, Width::Query);
+        let k = self.to_heads(b, "k", k, Width::KeyValue);
+        let v = self.to_heads(b, "v", v, Width::KeyValue);
+        let behind = b.value("a", sizes.behind(Width::Query));
+        let lse = b.value("lse", Type::LogSumExp);
+        b.push(Op::Attention { field, q, k, v, to: behind, lse });
+        let a = self.to_tokens(b, "a_tokens", behind, Width::Query);
         let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
-        (part, Core([q, k, v, a, lse]))
+        (part, Core { saved: [q, k, v, behind, lse], a })
     }
 
     fn backward(&self, b: &mut Builder<'_>, core: &Core, dy: Value) -> (Value, Vec<LaterWeights>) {
         let sizes = b.sizes;
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
-        let (field, Core(saved)) = (self.core, core);
+        let (field, Core { saved, a }) = (self.core, core);
         let da = b.op("da", query, |to| Op::BackwardInput { field: self.out, dy, to });
-        let mut to = [b.value("dq", query), b.value("dk", key_value), b.value("dv", key_value)];
+        let da = self.to_heads(b, "da", da, Width::Query);
+        let widths = [("dq", Width::Query), ("dk", Width::KeyValue), ("dv", Width::KeyValue)];
+        let mut to = widths.map(|(name, width)| b.value(name, sizes.behind(width)));
         b.push(Op::AttentionBackward { field, saved: *saved, dy: da, to });
+        for (to, (name, width)) in to.iter_mut().zip(widths) {
+            *to = self.to_tokens(b, name, *to, width);
+        }
         if sizes.rotary {
             for (n, (name, of)) in [("dq", query), ("dk", key_value)].into_iter().enumerate() {
                 let x = to[n];
@@ -282,7 +317,7 @@ impl Attention {
             |x, field, dy| b.op("dpart", part, |to| Op::AddBackwardInput { field, dy, x, to });
         let dh = add(dh, self.k, dk);
         let dh = add(dh, self.v, dv);
-        let out = LaterWeights { field: self.out, x: Some(saved[3]), dy };
+        let out = LaterWeights { field: self.out, x: Some(*a), dy };
         let of = |field, dy| LaterWeights { field, x: None, dy };
         (dh, vec![out, of(self.q, dq), of(self.k, dk), of(self.v, dv)])
     }

@@ -62,6 +62,8 @@ pub enum Rows {
     Tokens,
     /// Those of the residual stream that this rank has.
     Stream,
+    /// Those of the whole Ulysses group, behind an exchange of tokens for heads.
+    Behind,
 }
 
 /// Columns of a tensor on one rank.
@@ -73,6 +75,10 @@ pub enum Width {
     Query,
     /// Those of this rank's key/value heads.
     KeyValue,
+    /// Those of its query heads behind an exchange of tokens for heads.
+    QueryBehind,
+    /// Those of its key/value heads behind such an exchange.
+    KeyValueBehind,
     /// This rank's part of the feed-forward width.
     Ffn,
     /// This rank's rows of the vocabulary.

@@ -100,6 +100,22 @@ pub enum Op {
         to: Value,
         lse: Value,
     },
+    /// An exchange of tokens for heads over the Ulysses group.
+    ToHeads {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+        /// Whether these are keys or values.
+        key_value: bool,
+    },
+    /// Its backward pass.
+    ToTokens {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+        /// Whether these are keys or values.
+        key_value: bool,
+    },
     /// The activation between the feed-forward block's matrices.
     Activate {
         x: Value,
@@ -270,6 +286,8 @@ impl Op {
             | Self::Linear { to, .. }
             | Self::AddBias { to, .. }
             | Self::Rotate { to, .. }
+            | Self::ToHeads { to, .. }
+            | Self::ToTokens { to, .. }
             | Self::RotateBack { to, .. }
             | Self::Activate { to, .. }
             | Self::Gate { to, .. }
@@ -309,6 +327,8 @@ impl Op {
             | Self::Linear { x, .. }
             | Self::AddBias { x, .. }
             | Self::Rotate { x, .. }
+            | Self::ToHeads { x, .. }
+            | Self::ToTokens { x, .. }
             | Self::RotateBack { x, .. }
             | Self::Activate { x, .. }
             | Self::Dropout { x, .. }

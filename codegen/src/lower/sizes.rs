@@ -15,7 +15,12 @@ pub struct Sizes {
     pub tp: u64,
     /// Whether the residual stream is split over them.
     pub sequence_parallel: bool,
-    /// Tokens of a micro-batch.
+    /// Context-parallel ranks that exchange keys and values, and those that exchange tokens for
+    /// heads.
+    pub ring: u64,
+    /// See `ring`.
+    pub ulysses: u64,
+    /// Tokens of a micro-batch on this rank.
     pub tokens: u64,
     /// Rows of the residual stream on this rank.
     pub rows: u64,
@@ -62,11 +67,14 @@ impl Sizes {
     pub fn of(program: &Program) -> Self {
         let (model, tp) = (&program.model, program.mesh.tp);
         let local = LocalHeads::new(model, tp);
-        let tokens = program.micro_batch as u64 * model.seq_len;
+        let tokens = program.micro_batch as u64 * model.seq_len / program.mesh.cp;
+        let ulysses = program.cp_ulysses as u64;
         let sequence_parallel = program.sequence_parallel && tp > 1;
         Self {
             tp,
             sequence_parallel,
+            ring: program.mesh.cp / ulysses,
+            ulysses,
             tokens,
             rows: if sequence_parallel { tokens / tp } else { tokens },
             hidden: model.hidden,
@@ -92,6 +100,8 @@ impl Sizes {
         match width {
             Width::Hidden => self.hidden,
             Width::Query => self.heads[1] * self.head_dim,
+            Width::QueryBehind => self.heads[1] / self.ulysses * self.head_dim,
+            Width::KeyValueBehind => (self.kv_heads[1] / self.ulysses).max(1) * self.head_dim,
             Width::KeyValue => self.kv_heads[1] * self.head_dim,
             Width::Ffn => self.ffn / self.tp,
             Width::Vocab => self.vocab_rows,
@@ -103,8 +113,10 @@ impl Sizes {
     pub fn whole(&self, width: Width) -> (u64, u64) {
         match width {
             Width::Hidden => (self.hidden, 1),
-            Width::Query => (self.heads[0] * self.head_dim, self.tp),
-            Width::KeyValue => (self.kv_heads[0] * self.head_dim, self.tp.min(self.kv_heads[0])),
+            Width::Query | Width::QueryBehind => (self.heads[0] * self.head_dim, self.tp),
+            Width::KeyValue | Width::KeyValueBehind => {
+                (self.kv_heads[0] * self.head_dim, self.tp.min(self.kv_heads[0]))
+            }
             Width::Ffn => (self.ffn, self.tp),
             Width::Vocab => (self.vocab, self.tp),
         }
@@ -115,6 +127,7 @@ impl Sizes {
         match rows {
             Rows::Tokens => self.tokens,
             Rows::Stream => self.rows,
+            Rows::Behind => self.tokens * self.ulysses,
         }
     }
 
@@ -146,6 +159,16 @@ impl Sizes {
     pub fn split(&self, width: Width) -> Type {
         let placement = if self.tp > 1 { Placement::Columns } else { Placement::Whole };
         Type::Tensor(placement, Rows::Tokens, width)
+    }
+
+    /// Columns of this rank, behind an exchange of tokens for heads.
+    pub fn behind(&self, width: Width) -> Type {
+        let placement = if self.tp > 1 { Placement::Columns } else { Placement::Whole };
+        match (self.ulysses, width) {
+            (1, _) => self.split(width),
+            (_, Width::Query) => Type::Tensor(placement, Rows::Behind, Width::QueryBehind),
+            (_, _) => Type::Tensor(placement, Rows::Behind, Width::KeyValueBehind),
+        }
     }
 }
 

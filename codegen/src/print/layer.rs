@@ -192,6 +192,9 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
         FieldKind::RowBias { tensor } => {
             one(format!("RowBias::declare(&name(\"{tensor}\"), inventory)"))
         }
+        FieldKind::Attention if sizes.ulysses > 1 => {
+            one("Attention::behind(Self::attention(number), ULYSSES)".to_owned())
+        }
         FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
         FieldKind::Tokens | FieldKind::Positions(_) | FieldKind::Output | FieldKind::Loss => {
             Vec::new()

@@ -26,8 +26,8 @@ impl<'a> Statements<'a> {
 
     fn lines(&self, step: &Step, indent: usize) -> Vec<String> {
         let code = self.code(step);
-        match self.bytes(&step.op) {
-            Some(bytes) => commented(code, &format!("tp: {}", size(bytes)), indent),
+        match self.note(&step.op) {
+            Some(note) => commented(code, &note, indent),
             None => vec![code],
         }
     }
@@ -141,15 +141,26 @@ impl<'a> Statements<'a> {
                 let x = self.taken(step, x);
                 format!("let {} = self.{}.rotate_back(ctx, {x});", n(to), f(field))
             }
-            Op::Attention { field, q, k, v, to, lse } => format!(
-                "let ({}, {}) = self.{}.forward(ctx, &{}, &{}, &{});",
-                n(to),
-                n(lse),
-                f(field),
-                n(q),
-                n(k),
-                n(v)
-            ),
+            Op::Attention { field, q, k, v, to, lse } => {
+                let (call, wait) = self.around("forward");
+                let (to, lse, field) = (n(to), n(lse), f(field));
+                format!(
+                    "let ({to}, {lse}) = self.{field}.{call}(ctx, &{}, &{}, &{}){wait};",
+                    n(q),
+                    n(k),
+                    n(v)
+                )
+            }
+            Op::ToHeads { field, x, to, key_value } => {
+                let what = if key_value { "keys" } else { "queries" };
+                let (to, field, x) = (self.typed(to), f(field), n(x));
+                format!("let {to} = self.{field}.{what}_to_heads(ctx, &{x})?;")
+            }
+            Op::ToTokens { field, x, to, key_value } => {
+                let what = if key_value { "keys" } else { "queries" };
+                let (to, field, x) = (self.typed(to), f(field), n(x));
+                format!("let {to} = self.{field}.{what}_to_tokens(ctx, &{x})?;")
+            }
             Op::Activate { x, to } => {
                 format!("let {} = activate(ctx, ACTIVATION, &{});", n(to), n(x))
             }
@@ -208,7 +219,8 @@ impl<'a> Statements<'a> {
             Op::AttentionBackward { field, saved, dy, to } => {
                 let saved = saved.map(|value| format!("&{}", n(value))).join(", ");
                 let to = to.map(n).join(", ");
-                format!("let ({to}) = self.{}.backward(ctx, ({saved}), &{});", f(field), n(dy))
+                let (call, wait) = self.around("backward");
+                format!("let ({to}) = self.{}.{call}(ctx, ({saved}), &{}){wait};", f(field), n(dy))
             }
             Op::ActivateBackward { x, dy, to } => format!(
                 "let {} = activate_backward(ctx, ACTIVATION, &{}, &{});",
@@ -253,6 +265,32 @@ impl<'a> Statements<'a> {
     }
 
     /// Bytes of a collective's whole tensor.
+    /// The call of attention, and what handles its errors.
+    fn around(&self, call: &str) -> (String, &'static str) {
+        match self.lowered.sizes.ring {
+            1 => (call.to_owned(), ""),
+            _ => (format!("{call}_around"), "?"),
+        }
+    }
+
+    /// What a statement sends.
+    fn note(&self, op: &Op) -> Option<String> {
+        let ring = self.lowered.sizes.ring;
+        let sent = |value| self.elements(value).map_or(0, |elements| elements * self.element_bytes);
+        match *op {
+            Op::Attention { k, .. } if ring > 1 => {
+                Some(format!("cp: {} times {}", ring - 1, size(2 * sent(k))))
+            }
+            Op::AttentionBackward { saved: [_, k, ..], .. } if ring > 1 => {
+                Some(format!("cp: {} times {}, and gradients", ring - 1, size(2 * sent(k))))
+            }
+            Op::ToHeads { x, .. } | Op::ToTokens { x, .. } => {
+                Some(format!("cp: all-to-all of {}", size(sent(x))))
+            }
+            _ => self.bytes(op).map(|bytes| format!("tp: {}", size(bytes))),
+        }
+    }
+
     fn bytes(&self, op: &Op) -> Option<u64> {
         let of = match *op {
             Op::AllGather { to, .. } | Op::StartAllGather { to, .. } => to,
@@ -323,6 +361,8 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
                 (Width::Hidden, ..) => "Rows<D>",
                 (Width::Query, ..) => "Query<D>",
                 (Width::KeyValue, ..) => "KeyValue<D>",
+                (Width::QueryBehind, ..) => "QueryBehind<D>",
+                (Width::KeyValueBehind, ..) => "KeyValueBehind<D>",
                 (Width::Ffn, ..) => "Inner<D>",
                 (Width::Vocab, ..) => "Logits<D>",
             }
@@ -344,6 +384,8 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
         Width::Hidden => "HIDDEN",
         Width::Query => "QUERY",
         Width::KeyValue => "KEY_VALUE",
+        Width::QueryBehind => "QUERY_BEHIND",
+        Width::KeyValueBehind => "KEY_VALUE_BEHIND",
         Width::Ffn => "INNER",
         Width::Vocab => "VOCAB_ROWS",
     };
@@ -386,7 +428,11 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             let [all, own] = sizes.heads;
             let heads = if tp { format!("{own} of {all} heads") } else { String::new() };
-            (format!("Attention<{placement}, QUERY, KEY_VALUE>"), heads)
+            let columns = match sizes.ulysses {
+                1 => "QUERY, KEY_VALUE",
+                _ => "QUERY_BEHIND, KEY_VALUE_BEHIND",
+            };
+            (format!("Attention<{placement}, {columns}>"), heads)
         }
         FieldKind::Tokens => {
             let placement = if tp { "Partial<Tp>" } else { "Whole" };

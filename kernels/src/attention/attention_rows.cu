@@ -2,7 +2,7 @@
 // results over ranges of keys. The contract is in mod.rs. One warp for each row of a head.
 //
 // Compile-time constants: Q_HEADS, V_DIM. Floor of the correction: reads out and dout; of the
-// merge: reads both parts, writes one.
+// merge: reads both parts, writes one, in f32.
 
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // lse <- ln(e^lse + e^part_lse), out <- e^(lse_old - lse) out + e^(part_lse - lse) part_out. Grid
 // as above.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_merge(stored* __restrict__ out, float* __restrict__ lse, const stored* __restrict__ part_out,
+    attention_merge(float* __restrict__ out, float* __restrict__ lse, const stored* __restrict__ part_out,
                     const float* __restrict__ part_lse, int batches, int queries) {
   const u64 number = static_cast<u64>(blockIdx.x) * (THREADS / 32) + warp();
   if (number >= static_cast<u64>(batches) * queries * Q_HEADS) return;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float keep = expf(mine - both), add = expf(other - both);
   for (int column = lane(); column < V_DIM; column += 32) {
     const u64 place = number * V_DIM + column;
-    out[place] = narrowed(keep * widened(out[place]) + add * widened(part_out[place]));
+    out[place] = keep * out[place] + add * widened(part_out[place]);
   }
   // The shuffle is also the barrier after which lse may be overwritten: every lane has read it.
   const float last = __shfl_sync(0xffffffffu, both, 0);

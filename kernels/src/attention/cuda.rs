@@ -379,7 +379,7 @@ fn own_backward<S: Stored>(
     gpu.launch(&launch)
 }
 
-/// Merges the result over another range of keys into `out` and `lse`, in place: `lse <- ln(e^lse +
+/// Merges the result over another range of keys into `out`, which is f32, and `lse`, in place: `lse <- ln(e^lse +
 /// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Errors
@@ -387,7 +387,7 @@ fn own_backward<S: Stored>(
 pub fn merge<S: Stored>(
     gpu: &Gpu,
     attention: &Attention,
-    out: ViewMut<'_, S>,
+    out: ViewMut<'_, f32>,
     lse: ViewMut<'_, f32>,
     part_out: View<'_, S>,
     part_lse: View<'_, f32>,
@@ -417,7 +417,7 @@ pub fn visible_pairs(a: &Attention) -> usize {
 /// Lower bound on the work of [`merge`].
 #[must_use]
 pub fn merge_floor(a: &Attention, storage: Storage) -> Floor {
-    Floor::bytes(3 * a.out_elements() * storage.bytes() + 12 * a.lse_elements())
+    Floor::bytes(a.out_elements() * (8 + storage.bytes()) + 12 * a.lse_elements())
 }
 
 /// Lower bound on the work of [`backward`]'s first kernel, the sums over rows of `out dout`;

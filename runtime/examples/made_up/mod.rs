@@ -10,7 +10,9 @@ use runtime::comm::{Options, run_ranks};
 use runtime::data::{Sample, Samples};
 use runtime::layers::{Matrix, VocabTable};
 use runtime::stages::Stages;
-use runtime::{Error, Host, Optimizer, OptimizerMemory, Rank, Reduction, TrainerSpec, Zero};
+use runtime::{
+    ContextParallel, Error, Host, Optimizer, OptimizerMemory, Rank, Reduction, TrainerSpec, Zero,
+};
 
 pub const HIDDEN: usize = 16;
 /// Columns between the two matrices of the feed-forward block.
@@ -28,6 +30,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
     TrainerSpec {
         mesh: Mesh { tp: tp as u64, cp: 1, dp: 1, pp: pp as u64, order: RankOrder::DpInner },
         sequence_parallel,
+        context: ContextParallel::NONE,
         micro_batch: SEQUENCES,
         micro_batches: MICRO_BATCHES,
         stages: pp,

@@ -1,7 +1,7 @@
 //! Training steps on arbitrary data, to be timed.
 
 use direct::Direct;
-use models::decisions::{Offload, RankOrder};
+use models::decisions::{CpStyle, Offload, RankOrder};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -59,6 +59,8 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         model: model.clone(),
         mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
         sequence_parallel: false,
+        cp_style: CpStyle::Zigzag,
+        cp_ulysses: 1,
         micro_batch: (model.global_batch as usize / dp).max(1),
         micro_batches: 1,
         layout: schedule.layout,

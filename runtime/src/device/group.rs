@@ -75,7 +75,25 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         from: usize,
         tag: Tag,
     ) -> Result<D::Memory<E>, CommError> {
-        self.ask(Kind::Recv { from, tag }, count, D::empty())?.wait(self.device)
+        self.start_recv(count, from, tag)?.wait(self.device)
+    }
+
+    /// Starts receiving `count` elements from a rank.
+    #[track_caller]
+    pub fn start_recv<E: Element>(
+        &self,
+        count: usize,
+        from: usize,
+        tag: Tag,
+    ) -> Result<DeviceRequest<D, E>, CommError> {
+        self.ask(Kind::Recv { from, tag }, count, D::empty())
+    }
+
+    /// Sends the `j`-th of `size` equal pieces to rank `j`; returns what arrived, in the order of
+    /// ranks.
+    #[track_caller]
+    pub fn all_to_all<E: Element>(&self, memory: D::Memory<E>) -> Result<D::Memory<E>, CommError> {
+        self.ask(Kind::AllToAll, D::len(&memory), memory)?.wait(self.device)
     }
 
     /// Starts broadcasting `root`'s memory.

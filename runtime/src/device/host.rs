@@ -14,7 +14,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
-use kernels::{Cpu, Output, elementwise};
+use kernels::{Cpu, Output, elementwise, transpose};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -392,6 +392,25 @@ impl<T: Scalar> Device for Host<T> {
 
     fn join_gradient(&self, weighted: &mut [T], hits: &[T], factor: &[T], scale: f64) {
         cross_entropy::join_gradient(&self.cpu, weighted, hits, factor, scale);
+    }
+
+    fn merge_attention(
+        &self,
+        attention: &Attention,
+        sums: &mut [T],
+        lse: &mut [T],
+        part: &[T],
+        part_lse: &[T],
+    ) {
+        attention::merge(&self.cpu, attention, sums, lse, part, part_lse);
+    }
+
+    fn accumulate(&self, x: &[T], sum: &mut [T]) {
+        elementwise::axpy(&self.cpu, T::ONE, x, sum);
+    }
+
+    fn swap_leading(&self, shape: [usize; 3], x: &[T], y: &mut [T]) {
+        transpose::swap_leading(&self.cpu, shape, x, y);
     }
 
     fn divide(&self, by: &[T], x: &mut [T]) {

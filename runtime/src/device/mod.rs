@@ -283,6 +283,22 @@ pub trait Device: Space {
         gradients: Gradients<'_, Self>,
     );
 
+    /// [`kernels::attention::merge`], into sums that are f32 or wider.
+    fn merge_attention(
+        &self,
+        attention: &Attention,
+        sums: WideMut<'_, Self>,
+        lse: WideMut<'_, Self>,
+        part: Stored<'_, Self>,
+        part_lse: Wide<'_, Self>,
+    );
+
+    /// `sum += x`, in f32 or wider.
+    fn accumulate(&self, x: Stored<'_, Self>, sum: WideMut<'_, Self>);
+
+    /// `[a, b, inner] -> [b, a, inner]`; see [`kernels::transpose::swap_leading`].
+    fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>);
+
     /// [`kernels::activation::forward`]
     fn activation(&self, activation: Activation, x: Stored<'_, Self>, y: StoredMut<'_, Self>);
 

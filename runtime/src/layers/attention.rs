@@ -2,6 +2,7 @@
 
 use super::placement::HeadPlacement;
 use super::tensor::{LogSumExp, Tensor};
+use crate::comm::CommError;
 use crate::device::Device;
 use crate::ops::{self, AttentionSaved, Context};
 use std::marker::PhantomData;
@@ -22,6 +23,10 @@ pub type Saved<'a, D, P, const R: usize, const Q: usize, const KV: usize> = (
     &'a LogSumExp<D>,
 );
 
+const fn exchanges(one: usize, other: usize) {
+    assert!(one == other, "an exchange of tokens for heads keeps the number of elements");
+}
+
 impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
     /// Attention of these heads.
     ///
@@ -32,6 +37,102 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         let columns = [core.heads, core.kv_heads].map(|heads| heads * core.head_dim);
         assert!(columns == [Q, KV], "heads have {columns:?} columns, not {:?}", [Q, KV]);
         Self { core, placement: PhantomData }
+    }
+
+    /// Attention of these heads, of which this rank has one of `ulysses` parts behind an exchange of
+    /// tokens for heads.
+    ///
+    /// # Panics
+    /// The part does not have `Q` and `KV` columns.
+    #[track_caller]
+    pub fn behind(core: ops::Attention, ulysses: usize) -> Self {
+        let columns = [core.heads, core.kv_heads].map(|heads| (heads / ulysses).max(1));
+        let columns = columns.map(|heads| heads * core.head_dim);
+        assert!(columns == [Q, KV], "heads have {columns:?} columns, not {:?}", [Q, KV]);
+        Self { core, placement: PhantomData }
+    }
+
+    /// Exchanges the queries of this rank's tokens for those of fewer heads.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn queries_to_heads<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, C>,
+    ) -> Result<Tensor<D, P, B, Q>, CommError> {
+        const { exchanges(R * C, B * Q) };
+        self.core.to_heads(ctx, q.buffer(), self.core.heads).map(Tensor::received)
+    }
+
+    /// The same with keys or values. If there are fewer heads than ranks, ranks get copies.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn keys_to_heads<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        k: &Tensor<D, P, R, C>,
+    ) -> Result<Tensor<D, P, B, KV>, CommError> {
+        self.core.to_heads(ctx, k.buffer(), self.core.kv_heads).map(Tensor::received)
+    }
+
+    /// Exchanges back: outputs, or gradients of queries.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn queries_to_tokens<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        a: &Tensor<D, P, B, Q>,
+    ) -> Result<Tensor<D, P, R, C>, CommError> {
+        const { exchanges(R * C, B * Q) };
+        self.core.to_tokens(ctx, a.buffer(), self.core.heads).map(Tensor::received)
+    }
+
+    /// The same with gradients of keys or values. Those of copies are summed.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn keys_to_tokens<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        dk: &Tensor<D, P, B, KV>,
+    ) -> Result<Tensor<D, P, R, C>, CommError> {
+        self.core.to_tokens(ctx, dk.buffer(), self.core.kv_heads).map(Tensor::received)
+    }
+
+    /// [`Self::forward`], where other ranks have other keys and values of the same sequences.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn forward_around<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, KV>,
+        v: &Tensor<D, P, R, KV>,
+    ) -> Result<(Tensor<D, P, R, Q>, LogSumExp<D>), CommError> {
+        let (a, lse) = self.core.forward_around(ctx, q.buffer(), k.buffer(), v.buffer())?;
+        Ok((Tensor::received(a), LogSumExp(Rc::new(lse))))
+    }
+
+    /// The backward pass of [`Self::forward_around`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    #[allow(clippy::type_complexity)]
+    pub fn backward_around<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        saved: Saved<'_, D, P, R, Q, KV>,
+        da: &Tensor<D, P, R, Q>,
+    ) -> Result<(Tensor<D, P, R, Q>, Tensor<D, P, R, KV>, Tensor<D, P, R, KV>), CommError> {
+        let (q, k, v, a, lse) = saved;
+        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
+        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
+        let [dq, dk, dv] = self.core.backward_around(ctx, &saved, da.buffer())?;
+        Ok((Tensor::received(dq), Tensor::received(dk), Tensor::received(dv)))
     }
 
     /// Rotates queries or keys by their positions.

@@ -42,13 +42,15 @@ pub struct AttentionSaved<'a, D: Device> {
 }
 
 impl Attention {
-    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Shape {
+    /// The shape over whole sequences, with `heads` query and key/value heads.
+    pub(super) fn shape<D: Device>(&self, ctx: &Context<'_, D>, heads: [usize; 2]) -> Shape {
         let batch = ctx.batch;
         let (b, s) = (batch.sequences, batch.seq_len);
+        let first_head = ctx.tp.rank() * self.heads + ctx.cp.ulysses.rank() * heads[0];
         let draws = ctx.draws.map(|draws| ProbabilityDropout {
             dropout: draws.at(self.place),
             batch_offset: batch.first_sequence as u64,
-            head_offset: (ctx.tp.rank() * self.heads) as u64,
+            head_offset: first_head as u64,
             total_heads: self.total_heads as u64,
             total_len: s as u64,
         });
@@ -57,7 +59,7 @@ impl Attention {
             window: self.window,
             soft_cap: self.soft_cap,
             dropout: draws,
-            ..Shape::causal(b, s, self.heads, self.kv_heads, self.head_dim)
+            ..Shape::causal(b, s, heads[0], heads[1], self.head_dim)
         }
     }
 
@@ -86,7 +88,7 @@ impl Attention {
         k: &Buffer<D>,
         v: &Buffer<D>,
     ) -> (Buffer<D>, WideBuffer<D>) {
-        let shape = self.shape(ctx);
+        let shape = self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses));
         let mut out = ctx.buffer(shape.out_elements());
         let mut lse = ctx.wide(shape.lse_elements());
         let (to, statistics) = (out.view_mut(), lse.view_mut());
@@ -106,7 +108,8 @@ impl Attention {
         let (q, k, v) = (q.view(), k.view(), v.view());
         let saved = Saved { q, k, v, out: out.view(), lse: lse.view() };
         let gradients = Gradients { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        ctx.device.attention_backward(&self.shape(ctx), saved, dout.view(), gradients);
+        let shape = self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses));
+        ctx.device.attention_backward(&shape, saved, dout.view(), gradients);
         [dq, dk, dv]
     }
 }

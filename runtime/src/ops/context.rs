@@ -1,5 +1,6 @@
 //! What a pass gives to the operations of its layers: tokens, weights, device, ranks, pools.
 
+use super::around::ContextRanks;
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, Pools, WideBuffer};
@@ -15,23 +16,49 @@ use std::sync::Arc;
 pub struct MicroBatch<D: Space> {
     /// Sequences, `b`.
     pub sequences: usize,
-    /// Tokens of a sequence, `s`.
+    /// Tokens of a whole sequence, `s`.
     pub seq_len: usize,
+    /// Positions of each sequence that this rank holds, in the order in which they lie: all
+    /// without context parallelism.
+    pub held: Rc<[Range<usize>]>,
     /// Index of its first sequence within the global batch.
     pub first_sequence: usize,
-    /// `[b, s]` token ids.
+    /// Token ids, `[b, s]`, or those of the positions held.
     pub tokens: TokenIds<D>,
-    /// `[b, s]` ids to predict, -1 for none.
+    /// Ids to predict, -1 for none.
     pub labels: TokenIds<D>,
     /// Labels outside any vocabulary, -1 for none. Algorithm 2 takes a shard's softmax with them,
     /// before it subtracts the targets.
     pub elsewhere: Option<TokenIds<D>>,
-    /// `[b, s]` positions.
+    /// Positions.
     pub positions: TokenIds<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
     pub rope: Rc<WideBuffer<D>>,
     /// Weight of each token's loss: one over the valid tokens of the global batch.
     pub loss_scale: f64,
+}
+
+impl<D: Space> MicroBatch<D> {
+    /// Runs of adjacent tokens among `rows` of those held: the rows, and the number of the first
+    /// token in the global batch.
+    pub fn runs(&self, rows: Range<usize>) -> Vec<(Range<usize>, usize)> {
+        let mut runs: Vec<(Range<usize>, usize)> = Vec::new();
+        let mut row = 0;
+        for sequence in self.first_sequence..self.first_sequence + self.sequences {
+            for held in &*self.held {
+                let (from, to) = (row.max(rows.start), (row + held.len()).min(rows.end));
+                if from < to {
+                    let token = sequence * self.seq_len + held.start + from - row;
+                    match runs.last_mut() {
+                        Some((last, first)) if *first + last.len() == token => last.end = to,
+                        _ => runs.push((from..to, token)),
+                    }
+                }
+                row += held.len();
+            }
+        }
+        runs
+    }
 }
 
 /// Token ids, labels or positions on the device; a view may cover some of them.
@@ -114,6 +141,8 @@ pub struct Context<'a, D: Space> {
     pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
+    /// Context-parallel ranks.
+    pub cp: ContextRanks<'a>,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// The weights that can be read.
@@ -186,9 +215,9 @@ impl<'a, D: Device> Context<'a, D> {
         Ok(Self { weights, sharded: self.sharded.clone(), ..*self })
     }
 
-    /// Tokens of the micro-batch, `n`.
+    /// Tokens of the micro-batch on this rank, `n`.
     pub fn tokens(&self) -> usize {
-        self.batch.sequences * self.batch.seq_len
+        self.batch.tokens.len()
     }
 
     /// Rows of the residual stream on this rank, `r`.
@@ -230,10 +259,13 @@ impl<'a, D: Device> Context<'a, D> {
     pub fn dropout(&self, place: u32, x: &mut Buffer<D>) {
         let Some(draws) = self.draws else { return };
         let width = x.len() / self.rows();
-        let first = self.batch.first_sequence * self.batch.seq_len + self.first_row();
-        let view = GlobalIndices::contiguous((first * width) as u64, x.len());
         let mut y = self.buffer(x.len());
-        self.device.dropout(&draws.at(place), &view, x.view(), y.view_mut());
+        let first = self.first_row();
+        for (rows, token) in self.batch.runs(first..first + self.rows()) {
+            let at = (rows.start - first) * width..(rows.end - first) * width;
+            let view = GlobalIndices::contiguous((token * width) as u64, at.len());
+            self.device.dropout(&draws.at(place), &view, x.part(at.clone()), y.part_mut(at));
+        }
         *x = y;
     }
 }

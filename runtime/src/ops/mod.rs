@@ -11,6 +11,7 @@
 //! data, [`WeightWork`], to be run at once or when the schedule says.
 
 pub mod activation;
+mod around;
 mod attention;
 mod bias;
 mod collectives;
@@ -22,6 +23,7 @@ mod norm;
 mod vocabulary;
 mod weights;
 
+pub use around::ContextRanks;
 pub use attention::{Attention, AttentionSaved};
 pub use bias::RowBias;
 pub use collectives::InFlight;

@@ -89,7 +89,7 @@ impl<D: Device> Fixed<'_, D> {
     fn read_all(&self, samples: &dyn Samples, step: u64) -> Result<Vec<Tokens>, Error> {
         let spec = &self.spec;
         let (each, count) = (spec.micro_batch, spec.micro_batches);
-        let first = self.groups.dp.rank() * each * count;
+        let first = self.groups.at.dp as usize * each * count;
         let begin = step * spec.global_batch() as u64;
         let of = |k: usize| {
             let numbers = (first + k * each)..(first + (k + 1) * each);
@@ -109,7 +109,7 @@ impl<D: Device> Fixed<'_, D> {
         Ok(total[0].max(0) as u64)
     }
 
-    /// Tokens and labels of some of the global batch's sequences.
+    /// Tokens and labels of some of the global batch's sequences, at the positions held.
     fn read(
         &self,
         samples: &dyn Samples,
@@ -121,8 +121,10 @@ impl<D: Device> Fixed<'_, D> {
             let index = begin + number as u64;
             let sample = samples.read(index)?;
             check_tokens(&sample, self.spec.vocab_size as u64, index)?;
-            tokens.extend_from_slice(&sample.tokens);
-            labels.extend_from_slice(&sample.labels);
+            for held in &*self.held {
+                tokens.extend_from_slice(&sample.tokens[held.clone()]);
+                labels.extend_from_slice(&sample.labels[held.clone()]);
+            }
         }
         Ok((tokens, labels))
     }
@@ -141,6 +143,7 @@ impl<D: Device> Fixed<'_, D> {
         MicroBatch {
             sequences: numbers.len(),
             seq_len: self.spec.seq_len,
+            held: self.held.clone(),
             first_sequence: numbers.start,
             tokens: numbers_of(tokens),
             labels: numbers_of(labels),
@@ -152,10 +155,10 @@ impl<D: Device> Fixed<'_, D> {
     }
 }
 
-/// Positions of a micro-batch of whole sequences.
-pub(super) fn positions(spec: &TrainerSpec) -> Vec<u32> {
-    let s = spec.seq_len;
-    (0..spec.micro_batch * s).map(|token| (token % s) as u32).collect()
+/// Positions of a micro-batch's tokens.
+pub(super) fn positions(spec: &TrainerSpec, held: &[Range<usize>]) -> Vec<u32> {
+    let sequences = (0..spec.micro_batch).flat_map(|_| held.iter().cloned().flatten());
+    sequences.map(|position| position as u32).collect()
 }
 
 pub(super) fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {

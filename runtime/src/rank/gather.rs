@@ -24,12 +24,20 @@ impl<D: Device> Fixed<'_, D> {
     /// The parameters of a rank of the first replica; `None` for other ranks.
     fn inventory_of(&self, rank: usize) -> Option<Inventory> {
         let at = self.spec.mesh.coordinates(rank as u64);
-        if at.dp > 0 {
+        if at.dp > 0 || at.cp > 0 {
             return None;
         }
         let mut inventory = Inventory::new(at.tp as usize, self.groups.tp.size());
         declare(self.declared_by, &self.spec, at.pp as usize, &mut inventory);
         Some(inventory)
+    }
+
+    /// The rank that replica `replica` has in place of rank `first` of the first replica.
+    fn replica_of(&self, first: usize, replica: usize) -> usize {
+        let (mesh, replica) = (&self.spec.mesh, replica as u64);
+        let at = mesh.coordinates(first as u64);
+        let at = Coordinates { cp: replica % mesh.cp, dp: replica / mesh.cp, ..at };
+        mesh.rank(at) as usize
     }
 
     /// Replicas that together hold everything: the first, or those that share the first copy of
@@ -65,9 +73,7 @@ impl<D: Device> Fixed<'_, D> {
             let Some(theirs) = self.inventory_of(first) else { continue };
             let mut local = vec![D::Wide::ZERO; theirs.elements()];
             for replica in 0..self.contributing() {
-                let at =
-                    Coordinates { dp: replica as u64, ..self.spec.mesh.coordinates(first as u64) };
-                let rank = self.spec.mesh.rank(at) as usize;
+                let rank = self.replica_of(first, replica);
                 let shards =
                     Shards::new(&theirs, self.spec.zero, self.groups.sharing().size(), replica);
                 let slices: Vec<&Slice> = counted(&shards, &theirs).collect();

@@ -13,7 +13,7 @@ use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
 use crate::groups::Groups;
-use crate::ops::{DropoutDraws, TokenIds, VocabularyShard};
+use crate::ops::{ContextRanks, DropoutDraws, TokenIds, VocabularyShard};
 use crate::spec::{OptimizerMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
@@ -30,6 +30,7 @@ use batches::{StepInputs, positions, rope_table};
 use state::{PendingUpdate, TrainingState};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 use sums::{mean, root};
@@ -63,7 +64,9 @@ struct Fixed<'a, D: Space> {
     shards: Rc<Shards>,
     reduction: Reduction,
     seed: u64,
-    /// Positions and their RoPE table, the same for every micro-batch of whole sequences.
+    /// Positions of each sequence that this rank holds.
+    held: Rc<[Range<usize>]>,
+    /// Positions of a micro-batch's tokens and their RoPE table, the same for all.
     positions: TokenIds<D>,
     rope: Rc<WideBuffer<D>>,
     pools: Pools<D>,
@@ -103,7 +106,8 @@ impl<'a, D: Device> Rank<'a, D> {
             let reason = format!("{name} is declared twice: each parameter has a name of its own");
             return Err(CommError::Invalid { call: "declaring parameters".to_owned(), reason });
         }
-        let (positions, pools) = (positions(&spec), Pools::default());
+        let held: Rc<[_]> = spec.context.held(groups.at.cp as usize, spec.seq_len).into();
+        let (positions, pools) = (positions(&spec, &held), Pools::default());
         let table = device.taken(rope_table(&spec, device.host(), &positions));
         let rope = Rc::new(pools.wide.adopt(table));
         let positions = positions.into_iter().map(i64::from).collect();
@@ -128,6 +132,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 shards,
                 reduction,
                 seed,
+                held,
                 positions,
                 rope,
                 pools,
@@ -194,6 +199,7 @@ impl<'a, D: Device> Rank<'a, D> {
         StepTime {
             tp_s: waited_s(&["tp"]),
             pp_s: waited_s(pipeline),
+            cp_s: waited_s(&["cp_ring", "cp_ulysses"]),
             dp_s: waited_s(&["dp", "dp_shard", "dp_across"]),
             optimizer_s: updated.get().as_secs_f64(),
             ..StepTime::default()
@@ -438,6 +444,11 @@ impl<D: Device> Fixed<'_, D> {
             spec: &self.spec,
             device: &self.device,
             tp: &*self.groups.tp,
+            cp: ContextRanks {
+                parallel: self.spec.context,
+                ring: &*self.groups.ring,
+                ulysses: &*self.groups.ulysses,
+            },
             pp: &*self.groups.pp,
             sharing: self.groups.sharing(),
             prefetch: self.reduction != Reduction::AtEnd,

@@ -170,6 +170,11 @@ impl<D: Space, E: Element> Buffer<D, E> {
         D::view(&self.memory, range)
     }
 
+    /// Some of the elements.
+    pub fn part_mut(&mut self, range: Range<usize>) -> D::ViewMut<'_, E> {
+        D::view_mut(&mut self.memory, range)
+    }
+
     /// All elements.
     pub fn view_mut(&mut self) -> D::ViewMut<'_, E> {
         let len = self.len();

@@ -56,6 +56,7 @@ pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context_parallel::ContextParallel;
     use crate::spec::OptimizerMemory;
     use crate::state::shards::Zero;
     use models::mesh::Mesh;
@@ -67,6 +68,7 @@ mod tests {
         TrainerSpec {
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
             sequence_parallel: false,
+            context: ContextParallel::NONE,
             micro_batch: 1,
             micro_batches: schedule.micro_batches,
             stages: schedule.stages(),

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
 use direct::Direct;
-use models::decisions::{Offload, RankOrder, Vocab};
+use models::decisions::{CpStyle, Offload, RankOrder, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -37,6 +37,10 @@ pub struct Split {
     pub pp: usize,
     pub vpp: usize,
     pub dp: usize,
+    pub cp: usize,
+    pub cp_style: CpStyle,
+    /// Ulysses degree inside `cp`; 0 for the style's own.
+    pub cp_ulysses: usize,
     pub micro_batch: usize,
     pub sequence_parallel: bool,
     pub recompute: Recompute,
@@ -60,6 +64,9 @@ impl Default for Split {
             pp: 1,
             vpp: 1,
             dp: 1,
+            cp: 1,
+            cp_style: CpStyle::Zigzag,
+            cp_ulysses: 0,
             micro_batch: 8,
             sequence_parallel: false,
             recompute: Recompute::None,
@@ -77,11 +84,19 @@ impl Default for Split {
 
 impl Split {
     pub fn ranks(&self) -> usize {
-        self.tp * self.pp * self.dp
+        self.tp * self.pp * self.dp * self.cp
     }
 
     pub fn micro_batches(&self) -> usize {
         8 / self.dp / self.micro_batch
+    }
+
+    pub fn ulysses(&self) -> usize {
+        match (self.cp_style, self.cp_ulysses) {
+            (CpStyle::Ulysses, _) => self.cp,
+            (CpStyle::Hybrid, ways) => ways.max(1),
+            _ => 1,
+        }
     }
 
     /// Whether the split exists for 4 layers and 8 sequences.
@@ -140,12 +155,14 @@ impl Split {
             model: model.clone(),
             mesh: Mesh {
                 tp: self.tp as u64,
-                cp: 1,
+                cp: self.cp as u64,
                 dp: self.dp as u64,
                 pp: self.pp as u64,
                 order: self.order,
             },
             sequence_parallel: self.sequence_parallel && self.tp > 1,
+            cp_style: self.cp_style,
+            cp_ulysses: self.ulysses(),
             micro_batch,
             micro_batches,
             layout: schedule.layout,
@@ -153,7 +170,7 @@ impl Split {
             zero_stage: self.zero,
             dp_shard: match (self.zero, self.dp_shard) {
                 (0, _) => 1,
-                (_, 0) => self.dp,
+                (_, 0) => self.dp * self.cp,
                 (_, ways) => ways,
             },
             offload: self.offload,

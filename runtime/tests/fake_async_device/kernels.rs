@@ -127,6 +127,43 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
         });
     }
 
+    fn merge_attention(
+        &self,
+        attention: &Attention,
+        sums: WideMut<'_, Self>,
+        lse: WideMut<'_, Self>,
+        part: Stored<'_, Self>,
+        part_lse: Wide<'_, Self>,
+    ) {
+        let attention = *attention;
+        let (sums, lse, part, part_lse) = (into(sums), into(lse), of(part), of(part_lse));
+        self.run(move |host| {
+            let (mut to_sums, mut to_lse): (Vec<W>, Vec<W>) = (sums.get(), lse.get());
+            let (part, part_lse) = (part.get::<W>(), part_lse.get::<W>());
+            host.merge_attention(&attention, &mut to_sums, &mut to_lse, &part, &part_lse);
+            sums.put(&to_sums);
+            lse.put(&to_lse);
+        });
+    }
+
+    fn accumulate(&self, x: Stored<'_, Self>, sum: WideMut<'_, Self>) {
+        let (x, sum) = (of(x), into(sum));
+        self.run(move |host| {
+            let mut to_sum: Vec<W> = sum.get();
+            host.accumulate(&x.get::<W>(), &mut to_sum);
+            sum.put(&to_sum);
+        });
+    }
+
+    fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
+        let (x, y) = (of(x), into(y));
+        self.run(move |host| {
+            let mut to_y: Vec<W> = y.get();
+            host.swap_leading(shape, &x.get::<W>(), &mut to_y);
+            y.put(&to_y);
+        });
+    }
+
     const ADDS_BEFORE_NORM: bool = true;
 
     fn add_and_rms_norm(

@@ -19,7 +19,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
-use kernels::{Output, elementwise};
+use kernels::{Output, elementwise, transpose};
 
 impl<S: Number + cuda::Stored> Device for Gpu<S> {
     fn gemm(
@@ -259,6 +259,27 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         call!(self, [q, k, v, out, lse], |gpu| attention::cuda::forward(
             gpu, attention, q, k, v, out, lse
         ));
+    }
+
+    fn merge_attention(
+        &self,
+        attention: &Attention,
+        sums: WideMut<'_, Self>,
+        lse: WideMut<'_, Self>,
+        part: Stored<'_, Self>,
+        part_lse: Wide<'_, Self>,
+    ) {
+        call!(self, [sums, lse, part, part_lse], |gpu| attention::cuda::merge(
+            gpu, attention, sums, lse, part, part_lse
+        ));
+    }
+
+    fn accumulate(&self, x: Stored<'_, Self>, sum: WideMut<'_, Self>) {
+        call!(self, [x, sum], |gpu| elementwise::cuda::accumulate(gpu, x, sum));
+    }
+
+    fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
+        call!(self, [x, y], |gpu| transpose::cuda::swap_leading(gpu, shape, x, y));
     }
 
     fn activation(&self, activation: Activation, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {

@@ -12,7 +12,8 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    Context, DropoutDraws, Gradients, MicroBatch, ShardKept, Sharded, VocabularyShard, WeightWork,
+    Context, ContextRanks, DropoutDraws, Gradients, MicroBatch, ShardKept, Sharded,
+    VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
@@ -43,6 +44,8 @@ pub struct Executor<'a, D: Space> {
     pub device: &'a D,
     /// Tensor-parallel ranks.
     pub tp: &'a dyn Communicator,
+    /// Context-parallel ranks.
+    pub cp: ContextRanks<'a>,
     /// Pipeline ranks.
     pub pp: &'a dyn Communicator,
     /// Replicas that share one copy of the state.
@@ -276,7 +279,7 @@ impl<D: Device> Executor<'_, D> {
 
     /// Seconds so far in calls that passes make.
     fn waited_s(&self) -> f64 {
-        self.pp.stats().waited_s(&["tp", "pp", "dp", "dp_shard"])
+        self.pp.stats().waited_s(&["tp", "cp_ring", "cp_ulysses", "pp", "dp", "dp_shard"])
     }
 
     /// Pipeline ranks, for memory of the device.
@@ -341,6 +344,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         Ok(Context {
             device: executor.device,
             tp: executor.tp,
+            cp: executor.cp,
             sequence_parallel: executor.spec.sequence_parallel,
             weights: weights.resident(executor.device)?,
             sharded,
