@@ -97,7 +97,7 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 30] = [
+const PLAN: [&str; 35] = [
     "ACTIVATION",
     "DEVIATION",
     "Full",
@@ -107,13 +107,18 @@ const PLAN: [&str; 30] = [
     "INNER",
     "Inner",
     "KEY_VALUE",
+    "KEY_VALUE_BEHIND",
     "KeyValue",
+    "KeyValueBehind",
     "Logits",
     "NORM_EPS",
     "POSITIONS",
     "PP",
     "Part",
     "QUERY",
+    "QUERY_BEHIND",
+    "QueryBehind",
+    "ULYSSES",
     "Query",
     "RECOMPUTE",
     "ROWS",
