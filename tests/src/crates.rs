@@ -1,6 +1,7 @@
 //! Crates of generated text, built outside the workspace.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -60,4 +61,47 @@ pub fn first_error(build: &Output) -> Option<Vec<String>> {
     let error = shown(&messages.next()?);
     let notes = messages.take_while(|message| message["level"] == "note");
     Some(std::iter::once(error).chain(notes.map(|note| shown(&note))).collect())
+}
+
+/// The manifest of a crate of programs.
+const MANIFEST: &str = r#"[package]
+name = "trainers"
+version = "0.1.0"
+edition = "2024"
+
+[dependencies]
+runtime = { package = "meshwright-runtime", path = "RUNTIME" }
+
+[workspace]
+"#;
+
+/// The manifest of a crate that holds several programs as modules.
+pub fn manifest() -> String {
+    MANIFEST.replace("RUNTIME", &runtime())
+}
+
+/// The files of one program as a module.
+///
+/// # Panics
+/// Its `main.rs` is not as templates write it.
+pub fn module(name: &str, files: BTreeMap<&'static str, String>) -> Vec<(String, String)> {
+    let mut module = Vec::new();
+    for (path, text) in files {
+        let Some(path) = path.strip_prefix("src/") else { continue };
+        let (path, text) = match path {
+            "main.rs" => ("mod.rs", as_library(&text)),
+            _ => (path, text),
+        };
+        let text = text.replace("crate::", &format!("crate::{name}::"));
+        module.push((format!("src/{name}/{path}"), text));
+    }
+    module
+}
+
+/// `main.rs` without `main`, with a trainer that others see.
+fn as_library(text: &str) -> String {
+    let (before, _) = text.split_once("fn main()").expect("it has a main function");
+    let text = before.replace("use std::process::ExitCode;\n", "");
+    assert!(text.contains("\nstruct Trainer;"), "{text}");
+    text.replace("\nstruct Trainer;", "\npub struct Trainer;")
 }

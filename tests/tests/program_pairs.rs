@@ -9,7 +9,7 @@ mod train;
 
 use codegen::{RuntimeSource, render};
 use direct::Direct;
-use meshwright_tests::crates::{build, first_error, runtime, write_all};
+use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
 use models::decisions::{CpStyle, Dtype, Offload, RankOrder, Vocab};
@@ -237,29 +237,6 @@ fn all(plans: &BTreeMap<&'static str, Plan>) -> Vec<Indices> {
     combinations(VALUES, |of| Combination::of(of).exists(&mut schedules, &models))
 }
 
-/// The files of one program as a module.
-fn module(name: &str, files: BTreeMap<&'static str, String>) -> Vec<(String, String)> {
-    let mut module = Vec::new();
-    for (path, text) in files {
-        let Some(path) = path.strip_prefix("src/") else { continue };
-        let (path, text) = match path {
-            "main.rs" => ("mod.rs", as_library(&text)),
-            _ => (path, text),
-        };
-        let text = text.replace("crate::", &format!("crate::{name}::"));
-        module.push((format!("src/{name}/{path}"), text));
-    }
-    module
-}
-
-/// `main.rs` without `main`, with a trainer that others see.
-fn as_library(text: &str) -> String {
-    let (before, _) = text.split_once("fn main()").expect("it has a main function");
-    let text = before.replace("use std::process::ExitCode;\n", "");
-    assert!(text.contains("\nstruct Trainer;"), "{text}");
-    text.replace("\nstruct Trainer;", "\npub struct Trainer;")
-}
-
 /// A main function that trains every program and prints a line for each.
 fn main_of(chosen: &[Combination]) -> String {
     let modules = (0..chosen.len()).map(|n| format!("mod p{n};\n")).collect::<String>();
@@ -276,17 +253,6 @@ fn main_of(chosen: &[Combination]) -> String {
     )
 }
 
-const MANIFEST: &str = r#"[package]
-name = "trainers"
-version = "0.1.0"
-edition = "2024"
-
-[dependencies]
-runtime = { package = "meshwright-runtime", path = "RUNTIME" }
-
-[workspace]
-"#;
-
 /// Writes the crate of all programs.
 fn write_crate(
     folder: &std::path::Path,
@@ -296,7 +262,7 @@ fn write_crate(
 ) {
     let source = RuntimeSource::Path(runtime());
     let mut files = vec![
-        ("Cargo.toml".to_owned(), MANIFEST.replace("RUNTIME", &runtime())),
+        ("Cargo.toml".to_owned(), manifest()),
         ("src/main.rs".to_owned(), main_of(chosen)),
         ("src/train.rs".to_owned(), include_str!("program_pairs/train.rs").to_owned()),
     ];
