@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Run, Split, distance, golden, model, open, train_program};
+use models::decisions::CpStyle;
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
 use models::schedule::{Pass, PassKind, ScheduleName, StageLayout};
@@ -12,12 +13,14 @@ use runtime::{Error, Reduction};
 
 const CASES: [&str; 3] = ["llama_gqa", "gpt2", "gemma2"];
 
-fn splits() -> [Split; 4] {
+fn splits() -> [Split; 6] {
     [
         Split { tp: 2, dp: 2, micro_batch: 2, ..Split::default() },
         Split { tp: 2, pp: 2, micro_batch: 1, sequence_parallel: true, ..Split::default() },
         Split { tp: 4, recompute: Recompute::Full, micro_batch: 4, ..Split::default() },
         Split { pp: 4, dp: 2, micro_batch: 1, recompute: Recompute::Selective, ..Split::default() },
+        Split { cp: 4, dp: 2, zero: 3, micro_batch: 2, ..Split::default() },
+        Split { cp: 4, cp_style: CpStyle::Hybrid, cp_ulysses: 2, tp: 2, ..Split::default() },
     ]
 }
 
