@@ -30,7 +30,7 @@
 //!    ([`stages::own`]), and leaves gradients of weights with [`ops::Gradients::add`].
 //! 4. Layers that repeat implement [`stages::Layer`]; [`stages::forward_all`] and
 //!    [`stages::backward_all`] run them.
-//! 5. `main` calls [`trainer::main`] with an element type: `f32`, `f64`, or [`bf16`] on GPUs.
+//! 5. `main` calls [`trainer::main`] with an element type: `f32`, `f64` or [`bf16`].
 //!
 //! In `runtime/examples`, `tensor_parallel_mlp.rs` and `two_stage_pipeline.rs` do this by hand.
 //!

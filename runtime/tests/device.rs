@@ -10,12 +10,12 @@ use common::{Run, Split, check, model, open, train, train_on};
 use direct::Direct;
 use fake_async_device::{FakeAsyncDevice, SharedDevice};
 use half::bf16;
-use models::decisions::Vocab;
+use models::decisions::{CpStyle, Vocab};
 use models::program::{Program, Recompute};
 use models::schedule::ScheduleName;
 use runtime::comm::{CommError, Options, run_ranks};
 use runtime::device::DeviceError;
-use runtime::{Device, Error, Number, Rank, Scalar};
+use runtime::{Device, Error, Host, Number, Rank, Scalar};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -35,7 +35,7 @@ fn train_async<S: Number, W: Scalar, const MASTERS: bool>(
 }
 
 /// Splits that together cover everything that ranks exchange.
-fn splits() -> [Split; 9] {
+fn splits() -> [Split; 11] {
     let d = Split::default();
     let vocab = Split { pp: 2, tp: 2, micro_batch: 2, sequence_parallel: true, ..d };
     [
@@ -56,6 +56,8 @@ fn splits() -> [Split; 9] {
         Split { vocab: Vocab::ParallelNaive, ..vocab },
         Split { vocab: Vocab::Parallel1, ..vocab },
         Split { vocab: Vocab::Parallel2, ..vocab },
+        Split { cp: 2, dp: 2, tp: 2, zero: 3, micro_batch: 2, ..d },
+        Split { cp: 4, cp_style: CpStyle::Hybrid, cp_ulysses: 2, zero: 2, pp: 2, ..d },
     ]
 }
 
@@ -81,7 +83,7 @@ fn exact_weights_apart_change_nothing() {
 }
 
 /// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient
-/// norms within 2e-2, relative, under all splits. Single tensors of so small a model differ by
+/// norms within 2e-2, relative, under all splits, on the device and on the CPU. Single tensors of so small a model differ by
 /// more, those of keys most.
 #[test]
 fn bf16_with_exact_weights_in_f32() {
@@ -90,19 +92,31 @@ fn bf16_with_exact_weights_in_f32() {
         let golden = common::golden_gradients(case);
         for split in splits() {
             let shared = Arc::new(SharedDevice::default());
-            let run = train_async::<bf16, f32, true>(&shared, case, &split, 5);
-            let near = |what: &str, found: &[f64], tolerance: f64| {
-                for (step, found) in found.iter().enumerate() {
-                    let wanted = expected["trajectory"][what][step].as_f64().unwrap();
-                    let off = (found / wanted - 1.0).abs();
-                    assert!(off <= tolerance, "{case} {split:?} {what} of step {step}: {off:e}");
-                }
+            let on_device = train_async::<bf16, f32, true>(&shared, case, &split, 5);
+            let (program, samples) = (split.program(&model(case)), open(case));
+            let on_host = |world| {
+                let host = Host::<bf16, f32>::serial();
+                train_on(host, &program, &split, 5, Some(case), &*samples, world)
             };
-            near("loss_f64", &run.losses, 2e-3);
-            near("grad_norm_f64", &run.norms, 2e-2);
-            for (name, (_, values)) in &run.gradients {
-                let off = common::distance(values, &golden[name].1);
-                assert!(off <= 0.1, "{case} {split:?}: gradient of {name} is off by {off:e}");
+            let ranks = split.ranks();
+            let on_host = run_ranks(ranks, Options::default(), on_host).swap_remove(0).unwrap();
+            for run in [on_device, on_host] {
+                let near = |what: &str, found: &[f64], tolerance: f64| {
+                    for (step, found) in found.iter().enumerate() {
+                        let wanted = expected["trajectory"][what][step].as_f64().unwrap();
+                        let off = (found / wanted - 1.0).abs();
+                        assert!(
+                            off <= tolerance,
+                            "{case} {split:?} {what} of step {step}: {off:e}"
+                        );
+                    }
+                };
+                near("loss_f64", &run.losses, 2e-3);
+                near("grad_norm_f64", &run.norms, 2e-2);
+                for (name, (_, values)) in &run.gradients {
+                    let off = common::distance(values, &golden[name].1);
+                    assert!(off <= 0.1, "{case} {split:?}: gradient of {name} is off by {off:e}");
+                }
             }
         }
     }

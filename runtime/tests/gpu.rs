@@ -5,7 +5,7 @@ mod common;
 
 use common::{Run, Split, check, model, open, train_on, train_program};
 use half::bf16;
-use models::decisions::Vocab;
+use models::decisions::{CpStyle, Offload, Vocab};
 use models::input::Source;
 use models::model::read;
 use models::program::Recompute;
@@ -49,6 +49,16 @@ fn ranks_that_share_a_gpu_in_f32() {
 }
 
 #[test]
+fn a_sequence_and_state_that_ranks_share_in_f32() {
+    let hybrid = Split { cp: 4, cp_style: CpStyle::Hybrid, cp_ulysses: 2, ..Split::default() };
+    let zigzag = Split { cp: 2, dp: 2, tp: 2, micro_batch: 2, ..Split::default() };
+    let host = Split { offload: Offload::Optimizer, zero: 2, ..zigzag };
+    for split in [Split { zero: 1, ..hybrid }, Split { zero: 3, ..zigzag }, host] {
+        check("llama_gqa", &train_gpu::<f32>("llama_gqa", &split, 1));
+    }
+}
+
+#[test]
 fn a_vocabulary_over_the_pipeline_in_f32() {
     let split = Split { pp: 2, micro_batch: 4, vocab: Vocab::Parallel2, ..Split::default() };
     check("llama_tied", &train_gpu::<f32>("llama_tied", &split, 1));
@@ -81,7 +91,9 @@ fn heads_of_16_in_bf16() {
     let (model, gpu) = (read(&source).unwrap(), machine());
     let schedule = ScheduleName::ZbH1;
     let split = Split { pp: 2, tp: 2, micro_batch: 4, schedule, ..Split::default() };
-    for split in [Split::default(), split] {
+    let shared = Split { cp: 2, dp: 2, zero: 3, micro_batch: 2, ..Split::default() };
+    let ulysses = Split { cp: 2, cp_style: CpStyle::Ulysses, zero: 2, ..Split::default() };
+    for split in [Split::default(), split, shared, ulysses] {
         let program = split.program(&model);
         let run = |world| {
             let device = Gpu::<bf16>::new(gpu.fork().expect("a queue"));

@@ -2,7 +2,7 @@
 
 use super::{Device, DeviceError, Gradients, Parameter, Proposal, RowSums, Saved, Space, Target};
 use crate::comm::{CommError, Communicator, Element, Payload};
-use crate::scalar::Scalar;
+use crate::scalar::{Number, Scalar};
 use kernels::activation::{self, Activation};
 use kernels::adamw::{self, AdamW};
 use kernels::attention::{self, Attention};
@@ -17,30 +17,37 @@ use kernels::rope::{self, Rope};
 use kernels::{Cpu, Output, elementwise, transpose};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// One rank's CPU threads and memory, all elements of type `T`.
+/// One rank's CPU threads and memory. Weights and activations are of type `S`, everything else of
+/// type `W`, in which it computes: `Host<f64>`, `Host<f32>` or `Host<bf16, f32>`.
 #[derive(Debug)]
-pub struct Host<T> {
-    cpu: Cpu,
-    element: PhantomData<fn() -> T>,
+pub struct Host<S, W = S> {
+    cpu: Arc<Cpu>,
+    elements: PhantomData<fn() -> (S, W)>,
 }
 
-impl<T> Host<T> {
+impl<S, W> Host<S, W> {
     /// A device that computes with these threads.
     pub fn new(cpu: Cpu) -> Self {
-        Self { cpu, element: PhantomData }
+        Self { cpu: Arc::new(cpu), elements: PhantomData }
     }
 
     /// A device that computes on the calling thread.
     pub fn serial() -> Self {
         Self::new(Cpu::serial())
     }
+
+    /// The same threads, which compute in `W` what they store in `W`.
+    pub(super) fn exact(&self) -> Host<W> {
+        Host { cpu: self.cpu.clone(), elements: PhantomData }
+    }
 }
 
-impl<T: Scalar> Space for Host<T> {
-    type Stored = T;
-    type Wide = T;
-    const MASTERS: bool = false;
+impl<S: Number, W: Scalar> Space for Host<S, W> {
+    type Stored = S;
+    type Wide = W;
+    const MASTERS: bool = size_of::<S>() != size_of::<W>();
     type Memory<E: Element> = Vec<E>;
     type View<'a, E: Element> = &'a [E];
     type ViewMut<'a, E: Element> = &'a mut [E];
@@ -107,8 +114,10 @@ impl<T: Scalar> Space for Host<T> {
         Ok(from.to_vec())
     }
 
-    fn round(&self, from: &[T], to: &mut [T]) {
-        to.copy_from_slice(from);
+    fn round(&self, from: &[W], to: &mut [S]) {
+        for (from, to) in from.iter().zip(to) {
+            *to = S::nearest(from.value());
+        }
     }
 
     fn total(&self) -> f64 {

@@ -19,6 +19,7 @@
 mod gpu;
 mod group;
 mod host;
+mod host_bf16;
 mod space;
 
 pub use gpu::Gpu;

@@ -6,27 +6,36 @@ use crate::launch::launcher::{self, ProcessPlace};
 use crate::spec::TrainerSpec;
 use kernels::cuda::{self, GpuError};
 
-pub(super) const ONLY_GPU: &str =
-    "the plan is in bf16, which only GPUs train in; valid: --gpu, or a plan with dtype f32";
+/// Whether a number format trains on GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnGpu {
+    /// It does not.
+    No,
+    /// It does.
+    Yes,
+    /// It does, on tensor cores, which take heads of some sizes alone.
+    WithTensorCores,
+}
 
 /// Opens the GPU that is asked for and reserves the planned memory of `ranks` ranks; `None` if no
 /// GPU is asked for.
 pub(super) fn open_gpu(
     spec: &TrainerSpec,
     flags: &Flags,
-    (may, must): (bool, bool),
+    on_gpu: OnGpu,
     place: Option<&ProcessPlace>,
     ranks: usize,
 ) -> Result<Option<cuda::Gpu>, Error> {
     let wrong = |problem: String| Error::Flag { flag: "gpu", problem };
     let Some(asked) = flags.gpu else {
-        return if must { Err(wrong(ONLY_GPU.to_owned())) } else { Ok(None) };
+        return Ok(None);
     };
-    if !may {
+    if on_gpu == OnGpu::No {
         return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
     }
     let head_dim = spec.head_dim;
-    if must && !(head_dim.is_multiple_of(16) && head_dim <= 256) {
+    let fits = head_dim.is_multiple_of(16) && head_dim <= 256;
+    if on_gpu == OnGpu::WithTensorCores && !fits {
         let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
         return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
     }

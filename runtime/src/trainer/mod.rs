@@ -25,8 +25,9 @@ use crate::spec::TrainerSpec;
 use crate::stages::Stages;
 use crate::step::reduce::Reduction;
 use clap::Parser;
-use flags::{options, refuse, threads};
-use gpus::{ONLY_GPU, open_gpu};
+use flags::{options, threads};
+pub use gpus::OnGpu;
+use gpus::open_gpu;
 use kernels::Cpu;
 use kernels::cuda::{self, bf16};
 use passes::check_passes;
@@ -169,8 +170,8 @@ impl<S> Copy for Job<'_, S> {}
 
 /// Element types of plans, for layers of type `S`.
 pub trait TrainedDtype<S> {
-    /// Whether it trains on a GPU, and whether it trains only on a GPU.
-    const ON_GPU: (bool, bool);
+    /// Whether it trains on a GPU.
+    const ON_GPU: OnGpu;
 
     /// The trainer apart from its layers.
     fn spec(stages: &S) -> TrainerSpec;
@@ -188,7 +189,7 @@ pub trait TrainedDtype<S> {
 }
 
 impl<S: Stages<Host<Self>>> TrainedDtype<S> for f64 {
-    const ON_GPU: (bool, bool) = (false, false);
+    const ON_GPU: OnGpu = OnGpu::No;
 
     fn spec(stages: &S) -> TrainerSpec {
         stages.spec()
@@ -205,7 +206,7 @@ impl<S: Stages<Host<Self>>> TrainedDtype<S> for f64 {
 }
 
 impl<S: Stages<Host<Self>> + Stages<Gpu<Self>>> TrainedDtype<S> for f32 {
-    const ON_GPU: (bool, bool) = (true, false);
+    const ON_GPU: OnGpu = OnGpu::Yes;
 
     fn spec(stages: &S) -> TrainerSpec {
         Stages::<Host<Self>>::spec(stages)
@@ -224,22 +225,27 @@ impl<S: Stages<Host<Self>> + Stages<Gpu<Self>>> TrainedDtype<S> for f32 {
     }
 }
 
-impl<S: Stages<Gpu<Self>>> TrainedDtype<S> for bf16 {
-    const ON_GPU: (bool, bool) = (true, true);
+impl<S: Stages<Host<Self, f32>> + Stages<Gpu<Self>>> TrainedDtype<S> for bf16 {
+    const ON_GPU: OnGpu = OnGpu::WithTensorCores;
 
     fn spec(stages: &S) -> TrainerSpec {
-        stages.spec()
+        Stages::<Gpu<Self>>::spec(stages)
     }
 
     fn train(
         job: Job<'_, S>,
         gpu: Option<&cuda::Gpu>,
         world: Box<dyn Communicator>,
-        _threads: usize,
+        threads: usize,
     ) -> Result<(), Error> {
         match gpu {
             Some(gpu) => train_rank(job, own_queue::<Self>(gpu)?, world),
-            None => refuse("gpu", ONLY_GPU),
+            None => {
+                if world.rank() == 0 {
+                    eprintln!("bf16 on the CPU is as exact as on a GPU, but slow; --gpu uses one");
+                }
+                train_rank(job, Host::<Self, f32>::new(Cpu::new(threads)?), world)
+            }
         }
     }
 }
