@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
+.PHONY: setup packages rust build plan test quick slow programs thorough hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -54,13 +54,13 @@ build: setup
 
 # With the tests' profile, so that the solver is built once for both. Cargo shows how far it is.
 plan: setup
-	@[ -x $(DEV)/plan ] || printf '%s\n' 'make: building the planner and its solver: 4 minutes on two cores, once' >&2
+	@[ -x $(DEV)/plan ] || printf '%s\n' 'make: building the planner and its solver: 6 minutes on two cores, once' >&2
 	@cargo build --locked $(if $(wildcard $(DEV)/plan),--quiet) --bin plan
 	@$(DEV)/plan --model $(MODEL) --gpus $(GPUS) --cluster $(CLUSTER)
 
 # Without the thousands of random instances, which `make slow` and CI have.
 test: setup
-	@printf '%s\n' 'make: building the tests and running them: 15 minutes on two cores, half of it building' >&2
+	@printf '%s\n' 'make: building the tests and running them: 16 minutes on two cores, half of it building' >&2
 	@$(MAKE) --no-print-directory quick
 
 quick:
@@ -72,6 +72,17 @@ SLOW_TESTS = $(basename $(notdir $(shell grep -lE 'feature = "slow"|instances\>'
 slow:
 	$(call heading,slow tests: thousands of random instances)
 	cargo test --workspace --locked --features meshwright-tests/slow $(addprefix --test ,$(SLOW_TESTS))
+
+# Every dense shipped model's default plans on 8, 64 and 512 GPUs: generated, compiled, and trained
+# at a small size. Five minutes.
+programs: setup
+	$(call heading,default plans of all dense models)
+	cargo test --workspace --locked --features meshwright-tests/slow,meshwright-tests/programs --test default_plans -- --nocapture
+
+# All tests in one run, the slow ones at length: tests that come in both sizes run once.
+thorough:
+	$(call heading,all tests)
+	cargo test --workspace --locked --features meshwright-tests/slow
 
 # What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs
 # the short ones.
@@ -95,8 +106,7 @@ ci:
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || rustup component add rustfmt clippy
 	@$(MAKE) --no-print-directory fmt
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory quick
-	@$(MAKE) --no-print-directory slow
+	@$(MAKE) --no-print-directory thorough
 	$(call heading,kernels for GPUs)
 	@$(MAKE) --no-print-directory cuda
 	$(call heading,deliberate bugs: each can still be planted)

@@ -284,16 +284,21 @@ pub fn every_second_product_bytes(
 }
 
 /// Q, K, V, the attention output and its log-sum-exp, bytes; for MLA also the compressed inputs.
+///
+/// With Ulysses the output is kept twice: by heads, for attention, and by tokens, for the
+/// projection behind it. If there are fewer key/value heads than Ulysses ranks, ranks keep copies.
 fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
     let tokens = split.tokens(model) as f64;
     let heads = LocalHeads::new(model, split.tp);
-    let widths = heads.q_width() + heads.out_width();
+    let outputs = if split.cp_ulysses > 1 { 2 } else { 1 };
+    let widths = heads.q_width() + outputs * heads.out_width();
+    let copies = split.cp_ulysses.div_ceil(heads.kv_heads).max(1);
     let (kv, compressed) = match model.attention.mla {
         Some(mla) => (
             heads.heads * (heads.qk_dim + heads.v_dim),
             mla.q_rank.unwrap_or(0) + mla.kv_rank + mla.rope_dim,
         ),
-        None => (heads.kv_width(), 0),
+        None => (copies * heads.kv_width(), 0),
     };
     let width = (widths + kv + compressed) as f64;
     activation::attention_bytes(tokens, width, heads.heads as f64, e)

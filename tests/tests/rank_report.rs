@@ -3,9 +3,13 @@
 use clap::Parser;
 use direct::Direct;
 use meshwright_tests::golden::{folder, planned};
+use models::decisions::CpStyle;
 use models::formulas::communication::{
     LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
 };
+use models::formulas::state::{StateBytes, zero_bytes};
+use models::layer::LocalHeads;
+use models::mesh::Mesh;
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{PassKind, Release, Schedule, VocabPasses};
@@ -22,16 +26,32 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 17] = [
+const PLANS: [(&str, u64, &[&str]); 24] = [
     (
         "llama_gqa",
         8,
-        &["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "sequence_parallel=false"],
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "zero_stage=0",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=false",
+        ],
     ),
     (
         "llama_gqa",
         8,
-        &["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "sequence_parallel=true"],
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "zero_stage=0",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=true",
+        ],
     ),
     (
         "gpt2",
@@ -46,7 +66,11 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
             "recompute=full",
         ],
     ),
-    ("qwen2", 8, &["tp=4", "pp=1", "dp=2", "micro_batch=2", "sequence_parallel=false"]),
+    (
+        "qwen2",
+        8,
+        &["tp=4", "pp=1", "dp=2", "zero_stage=0", "micro_batch=2", "sequence_parallel=false"],
+    ),
     (
         "gemma2",
         4,
@@ -60,7 +84,11 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
             "recompute=selective",
         ],
     ),
-    ("llama_tied", 4, &["tp=1", "pp=2", "vpp=2", "dp=2", "schedule=looped_bfs", "micro_batch=1"]),
+    (
+        "llama_tied",
+        4,
+        &["tp=1", "pp=2", "vpp=2", "dp=2", "zero_stage=0", "schedule=looped_bfs", "micro_batch=1"],
+    ),
     (
         "llama_tied",
         4,
@@ -73,6 +101,7 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
             "tp=2",
             "pp=2",
             "dp=2",
+            "zero_stage=0",
             "schedule=1f1b",
             "vocab=parallel_1",
             "micro_batch=1",
@@ -109,6 +138,7 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
             "tp=2",
             "pp=2",
             "dp=2",
+            "zero_stage=0",
             "schedule=chimera",
             "micro_batch=1",
             "sequence_parallel=false",
@@ -120,6 +150,51 @@ const PLANS: [(&str, u64, &[&str]); 17] = [
         4,
         &["tp=2", "pp=2", "schedule=dualpipe", "micro_batch=1", "sequence_parallel=true"],
     ),
+    (
+        "llama_gqa",
+        8,
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "zero_stage=1",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=true",
+        ],
+    ),
+    ("gpt2", 4, &["pp=1", "tp=1", "dp=4", "zero_stage=2", "micro_batch=1"]),
+    ("qwen2", 4, &["tp=1", "pp=2", "dp=2", "zero_stage=3", "schedule=zb_h1", "micro_batch=1"]),
+    (
+        "llama_gqa",
+        4,
+        &[
+            "tp=1",
+            "pp=1",
+            "cp=2",
+            "cp_style=zigzag",
+            "dp=2",
+            "zero_stage=3",
+            "dp_shard=4",
+            "micro_batch=2",
+        ],
+    ),
+    ("gemma2", 4, &["tp=1", "pp=1", "cp=4", "cp_style=hybrid", "cp_ulysses=2", "zero_stage=0"]),
+    (
+        "llama_gqa",
+        8,
+        &[
+            "tp=2",
+            "pp=2",
+            "cp=2",
+            "cp_style=ring",
+            "zero_stage=0",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=true",
+        ],
+    ),
+    ("llama_gqa", 2, &["cp=2", "cp_style=all_gather", "zero_stage=0", "micro_batch=2"]),
 ];
 
 struct Ran {
@@ -153,13 +228,13 @@ impl Ran {
         number(&rank["at"]["pp"]) as usize
     }
 
-    /// Elements of a micro-batch's hidden states, b·s·h.
+    /// Elements of a micro-batch's hidden states on a rank, b·s·h / c.
     fn activation(&self) -> f64 {
         self.tokens() * self.program.model.hidden as f64
     }
 
     fn tokens(&self) -> f64 {
-        (self.program.micro_batch * self.program.seq_len()) as f64
+        (self.program.micro_batch * self.program.seq_len()) as f64 / self.program.mesh.cp as f64
     }
 
     /// Bytes of a rank's part of a micro-batch's logits, with three statistics of each token.
@@ -260,12 +335,14 @@ fn of_report(piece: &Value) -> Vec<u64> {
 #[test]
 fn pieces_cover_every_tensor_of_the_checkpoint_once() {
     for run in Ran::all("pieces") {
-        let replicas = run.program.mesh.dp;
+        let Mesh { cp, dp, .. } = run.program.mesh;
+        let replicas = cp * dp;
         let mut covered: BTreeMap<(u64, String), Vec<u8>> = BTreeMap::new();
         for rank in &run.ranks {
             for piece in rank["tensors"].as_array().expect("a list") {
                 if piece["copy"] == false {
-                    cover(&mut covered, number(&rank["at"]["dp"]), piece);
+                    let [cp_index, dp_index] = ["cp", "dp"].map(|axis| number(&rank["at"][axis]));
+                    cover(&mut covered, dp_index * cp + cp_index, piece);
                 }
             }
         }
@@ -371,22 +448,99 @@ fn pipeline_transfers_send_what_was_planned() {
     }
 }
 
+/// Gradients are reduced once a step, or once a micro-batch if replicas share them; weights are
+/// gathered once a step, or by each pass that reads them (ZeRO, section 7).
 #[test]
-fn replicas_reduce_every_gradient_once() {
+fn replicas_send_what_was_planned() {
     for run in Ran::all("replicas") {
-        let replicas = run.program.mesh.dp as f64;
+        let Program { mesh, zero_stage, .. } = &run.program;
+        let replicas = (mesh.cp * mesh.dp) as f64;
         let elements = shapes::rank_elements(&run.program);
-        for rank in &run.ranks {
-            let planned = match replicas {
-                1.0 => 0.0,
+        for rank in run.ranks.iter().filter(|_| replicas > 1.0) {
+            let pp_rank = run.pp_rank(rank);
+            let held = elements[pp_rank] as f64 * F32;
+            // A reduce-scatter sends as much as an all-gather.
+            let gathered = all_gather_volume(held, replicas);
+            let passes = run.micro_batches();
+            let state = match zero_stage {
+                0 => STEPS * all_reduce_volume(held, replicas),
+                1 => STEPS * 2.0 * gathered,
+                2 => passes * gathered + STEPS * gathered,
                 _ => {
-                    let held = elements[run.pp_rank(rank)] as f64;
-                    let gradients = all_reduce_volume(held, replicas) * F32;
-                    // And the count of valid tokens.
-                    STEPS * (gradients + all_reduce_volume(8.0, replicas))
+                    // The input layer's backward pass reads no weights.
+                    let stages = run.program.stages_of(pp_rank).into_iter();
+                    let input = stages.map(|stage| {
+                        let [input, _] = shapes::ends(&run.program, stage);
+                        let sizes =
+                            input.into_iter().map(|held| held.shape.iter().product::<u64>());
+                        if stage == 0 { sizes.sum::<u64>() } else { 0 }
+                    });
+                    let input = all_gather_volume(input.sum::<u64>() as f64 * F32, replicas);
+                    passes * (3.0 * gathered - input)
                 }
             };
-            assert_eq!(sent_in_rings(rank, "dp", replicas), planned, "{}", run.what);
+            // And the count of valid tokens and the sum of squares, 8 bytes each.
+            let planned = state + STEPS * 2.0 * all_reduce_volume(8.0, replicas);
+            // With a split backward pass the final norm's are reduced once a step, too.
+            let later = if run.schedule.splits_backward() && *zero_stage > 1 { 1.0 } else { 0.0 };
+            let norm = run.program.model.hidden as f64 * F32;
+            let least = planned - later * passes * all_gather_volume(norm, replicas);
+            let sent = sent_in_rings(rank, "dp", replicas);
+            assert!((least..=planned).contains(&sent), "{}: {sent}, not {planned}", run.what);
+        }
+    }
+}
+
+/// Golden cases train in f32, without exact weights of their own (ZeRO, section 5).
+#[test]
+fn replicas_hold_what_was_planned() {
+    let each = StateBytes { weights: F32, gradients: F32, optimizer: 2.0 * F32 };
+    for run in Ran::all("state") {
+        let Program { zero_stage, dp_shard, .. } = run.program;
+        let elements = shapes::rank_elements(&run.program);
+        for rank in &run.ranks {
+            let held = elements[run.pp_rank(rank)] as f64;
+            let planned = zero_bytes(&each, zero_stage, held, dp_shard as f64);
+            for (what, planned) in [
+                ("parameter_bytes", planned.weights),
+                ("gradient_bytes", planned.gradients),
+                ("optimizer_bytes", planned.optimizer),
+            ] {
+                let seen = number(&rank[what]) as f64;
+                assert!((seen / planned - 1.0).abs() < 0.03, "{}: {what} {seen}", run.what);
+            }
+        }
+    }
+}
+
+/// Keys and values go round the ring, or are gathered, in both passes; their gradients one hop
+/// further, in f32; Ulysses exchanges queries, keys, values and the output, and their gradients.
+#[test]
+fn context_parallel_ranks_send_what_was_planned() {
+    for run in Ran::all("context").filter(|run| run.program.mesh.cp > 1) {
+        let program = &run.program;
+        let (tokens, ulysses) = (run.tokens(), program.cp_ulysses as f64);
+        let ring = program.mesh.cp as f64 / ulysses;
+        let heads = LocalHeads::new(&program.model, program.mesh.tp);
+        let kv = tokens * heads.kv_width() as f64 * F32;
+        for rank in &run.ranks {
+            let stages = program.stages_of(run.pp_rank(rank)).into_iter();
+            let layers: usize = stages.map(|stage| program.stages[stage].recompute.len()).sum();
+            let times = run.micro_batches() * layers as f64;
+            let sent =
+                ["send", "all_gather", "reduce_scatter"].map(|call| handed(rank, "cp_ring", call));
+            let planned = match (program.cp_style, ring) {
+                (_, 1.0) => [0.0; 3],
+                (CpStyle::AllGather, _) => [0.0, 2.0 * times * kv, times * kv * ring],
+                _ => [times * kv * (2.0 * (ring - 1.0) + ring), 0.0, 0.0],
+            };
+            assert_eq!(sent, planned, "{}", run.what);
+            if ulysses > 1.0 {
+                let widths = heads.q_width() + heads.kv_width() + heads.out_width();
+                let exchanged = times * 2.0 * tokens * widths as f64 * F32;
+                let exchanged = (exchanged, handed(rank, "cp_ulysses", "all_to_all"));
+                assert_eq!(exchanged.0, exchanged.1, "{}", run.what);
+            }
         }
     }
 }
@@ -398,7 +552,11 @@ fn tensor_parallel_ranks_send_what_was_planned() {
         for rank in &run.ranks {
             let found = sent_in_rings(rank, "tp", tp);
             let planned = planned_in_tensor_groups(&run, rank, tp);
-            assert_eq!(found, planned, "{} rank {}", run.what, rank["rank"]);
+            // Replicas that share state sum partial gradients of their pieces alone.
+            let fewer =
+                if run.program.zero_stage > 0 { STEPS * partial_gradients(rank) } else { 0.0 };
+            let least = planned - all_reduce_volume(fewer, tp);
+            assert!((least..=planned).contains(&found), "{} rank {}", run.what, rank["rank"]);
         }
     }
 }
@@ -431,6 +589,12 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
         let parts = parts / run.micro_batches();
         micro_batch += all_gather_volume(parts * tp, tp);
     }
+    let step = all_reduce_volume(partial_gradients(rank) + 8.0, tp);
+    run.micro_batches() * micro_batch * F32 + STEPS * step
+}
+
+/// Bytes of the whole tensors whose gradients are partial sums.
+fn partial_gradients(rank: &Value) -> f64 {
     let partial = rank["tensors"].as_array().expect("a list").iter();
     let partial = partial.filter(|piece| piece["partial_gradient"] == true);
     let mut whole: BTreeMap<&str, u64> = BTreeMap::new();
@@ -438,9 +602,7 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
         let name = piece["name"].as_str().expect("a name");
         whole.insert(name, sizes(&piece["global_shape"]).iter().product());
     }
-    let partial = whole.values().sum::<u64>() as f64;
-    let step = all_reduce_volume(partial * F32 + 8.0, tp);
-    run.micro_batches() * micro_batch * F32 + STEPS * step
+    whole.values().sum::<u64>() as f64 * F32
 }
 
 /// Elements of a micro-batch in stages that hold the embedding and the output layer.

@@ -121,9 +121,8 @@ impl<'a, D: Device> Gradients<'a, D> {
         Self { device, store, later: None, complete }
     }
 
-    /// Work is collected. Sums over rows are computed at once, unless that would open a unit long
-    /// before its gradients are complete: they cost almost nothing, and deferring them keeps a
-    /// norm's input and output gradient alive.
+    /// Work is collected. Sums over rows are computed at once: they cost almost nothing, and
+    /// deferring them would keep a norm's input and output gradient alive.
     pub fn later(
         device: &'a D,
         store: &'a mut GradientStore<D>,
@@ -138,8 +137,8 @@ impl<'a, D: Device> Gradients<'a, D> {
             (Some(later), WeightWork::Linear { .. } | WeightWork::Embedding { .. }) => {
                 later.push(work);
             }
-            (Some(later), _) if self.store.opens_units() => later.push(work),
-            _ => work.run(self.device, self.store),
+            (Some(_), _) => self.store.early(|store| work.run(self.device, store)),
+            (None, _) => work.run(self.device, self.store),
         }
     }
 

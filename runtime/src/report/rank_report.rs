@@ -18,11 +18,11 @@ pub struct RankReport {
     pub rank: usize,
     /// Its coordinates in the mesh.
     pub at: MeshPosition,
-    /// Its pieces of the model's tensors.
+    /// Its pieces of the model's tensors, before replicas share them.
     pub tensors: Vec<TensorPiece>,
-    /// Bytes of its weights, padding included.
+    /// Bytes of its weights between passes, padding included; of its share if replicas share them.
     pub parameter_bytes: u64,
-    /// Bytes of its gradients.
+    /// Bytes of its gradients, or of its share.
     pub gradient_bytes: u64,
     /// Bytes of its moments, and of exact weights if they are separate.
     pub optimizer_bytes: u64,
@@ -81,7 +81,9 @@ pub struct MeshPosition {
     pub tp: u64,
     /// Pipeline rank.
     pub pp: u64,
-    /// Replica.
+    /// Context parallel index.
+    pub cp: u64,
+    /// Data parallel index.
     pub dp: u64,
 }
 
@@ -136,7 +138,12 @@ impl RankReport {
     ) -> Self {
         Self {
             rank: groups.world.rank(),
-            at: MeshPosition { tp: groups.at.tp, pp: groups.at.pp, dp: groups.at.dp },
+            at: MeshPosition {
+                tp: groups.at.tp,
+                pp: groups.at.pp,
+                cp: groups.at.cp,
+                dp: groups.at.dp,
+            },
             tensors: inventory.all().iter().flat_map(pieces).collect(),
             parameter_bytes: state.parameters,
             gradient_bytes: state.gradients,

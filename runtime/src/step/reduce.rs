@@ -103,7 +103,8 @@ impl<'a, D: Device> Reducer<'a, D> {
     ) -> Result<(), CommError> {
         if gradients.opens_units() {
             let units = gradients.shards().within(&(from..end));
-            return self.scatter(gradients, units);
+            let closed = gradients.close(self.device, units);
+            return self.scatter(gradients, closed);
         }
         let progress = self.progress.entry(end).or_insert(Progress { complete: end, started: end });
         progress.complete = from;
@@ -174,14 +175,14 @@ impl<'a, D: Device> Reducer<'a, D> {
         bucket
     }
 
-    /// Starts to sum the open units among `units` over replicas. The one before is waited for, so
-    /// that the gradients of two units at most are held.
+    /// Starts to sum units that were closed over replicas. The one before is waited for, so that
+    /// the gradients of two units at most are held.
     fn scatter(
         &mut self,
         gradients: &mut GradientStore<D>,
-        units: Range<usize>,
+        closed: Vec<(usize, D::Memory<D::Wide>)>,
     ) -> Result<(), CommError> {
-        for (unit, memory) in gradients.close(units) {
+        for (unit, memory) in closed {
             self.wait_for_all(gradients)?;
             let bytes = D::len(&memory) * size_of::<D::Wide>();
             let group = DeviceGroup::new(self.device, self.groups.sharing());
@@ -233,8 +234,8 @@ impl<'a, D: Device> Reducer<'a, D> {
         gradients: &mut GradientStore<D>,
     ) -> Result<Vec<ReductionSpan>, CommError> {
         if gradients.opens_units() {
-            let all = 0..gradients.shards().units().len();
-            self.scatter(gradients, all)?;
+            let closed = gradients.close_all(self.device);
+            self.scatter(gradients, closed)?;
         }
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
