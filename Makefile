@@ -119,6 +119,7 @@ bench: setup
 	cargo bench --locked -p meshwright-planner --bench search
 	cargo bench --locked -p meshwright-kernels --bench layer
 	cargo bench --locked -p meshwright-runtime --bench step -- 2 5
+	cargo bench --locked -p meshwright-runtime --bench hidden
 	@$(MAKE) --no-print-directory bench-torch
 
 # The anchor model beside PyTorch, in one run: CPU only, in an environment of its own.

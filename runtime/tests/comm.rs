@@ -17,7 +17,7 @@ fn run_all<R: Send>(size: usize, options: Options, program: impl Fn(Comm) -> R +
 }
 
 fn quick() -> Options {
-    Options { time_limit: Duration::from_millis(300), delays: None }
+    Options { time_limit: Duration::from_millis(300), ..Options::default() }
 }
 
 fn delayed(seed: u64) -> Options {

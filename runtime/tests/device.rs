@@ -82,9 +82,9 @@ fn exact_weights_apart_change_nothing() {
     assert!(run == train::<f32>("llama_gqa", &Split::default(), 20));
 }
 
-/// Tensors in bf16, sums and exact weights in f32: PyTorch's f64 losses within 2e-3 and gradient
-/// norms within 2e-2, relative, under all splits, on the device and on the CPU. Single tensors of so small a model differ by
-/// more, those of keys most.
+/// Tensors in bf16, sums and exact weights in f32, on the device and on the CPU: PyTorch's f64
+/// losses within 2e-3 and gradient norms within 2e-2, relative, under all splits. Single tensors of
+/// so small a model differ by more, those of keys most.
 #[test]
 fn bf16_with_exact_weights_in_f32() {
     for case in ["llama_gqa", "gpt2"] {
@@ -214,7 +214,7 @@ fn post_validation_on_a_device() {
         run_ranks(program.world_size(), Options::default(), run).swap_remove(0)
     }
     let shared = Arc::new(SharedDevice::default());
-    let host = ahead(&program, runtime::Host::<f32>::serial);
+    let host = ahead(&program, Host::<f32>::serial);
     assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32>::on(&shared)), host);
     assert_eq!(ahead(&program, || FakeAsyncDevice::<f32, f32, true>::on(&shared)), host);
 }

@@ -63,7 +63,7 @@ fn run_nccl<R: Send>(
 }
 
 fn quick() -> Options {
-    Options { time_limit: Duration::from_millis(400), delays: None }
+    Options { time_limit: Duration::from_millis(400), ..Options::default() }
 }
 
 /// Starts a call on memory of the device.
@@ -338,7 +338,7 @@ fn a_rank_that_ends_ends_the_others() {
 
 #[test]
 fn a_rank_that_is_silent_is_an_error_after_the_time_limit() {
-    let options = Options { time_limit: Duration::from_secs(2), delays: None };
+    let options = Options { time_limit: Duration::from_secs(2), ..Options::default() };
     let ends = disturbed(options, |_, world| {
         if world.rank() == 2 {
             std::thread::sleep(Duration::from_secs(6));

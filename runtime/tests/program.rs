@@ -105,11 +105,11 @@ fn what_cannot_be_run_is_refused_by_name() {
         let text = Program::new(&model("llama_gqa"), &d, &stages()).unwrap_err().to_string();
         parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
     };
-    refused(Decisions { cp: 2, ..decisions() }, ["cp cannot be 2", "yet", "valid: 1"]);
+    refused(Decisions { cp: 3, ..decisions() }, ["cp cannot be 3", "yet", "divisor"]);
     refused(Decisions { ep: 2, ..decisions() }, ["ep cannot be 2", "yet", "valid: 1"]);
     // Every reason at once.
-    let both = Decisions { cp: 2, dtype: Dtype::Fp8, ..decisions() };
-    refused(both, ["cp cannot be 2", "dtype cannot be fp8", "\n"]);
+    let both = Decisions { ep: 2, dtype: Dtype::Fp8, ..decisions() };
+    refused(both, ["ep cannot be 2", "dtype cannot be fp8", "\n"]);
     let dtype = Decisions { dtype: Dtype::Fp8, ..decisions() };
     refused(dtype, ["dtype cannot be fp8", "yet", "f32, f64, bf16"]);
     let offload = Decisions { offload: Offload::Optimizer, post_validation: true, ..decisions() };

@@ -421,8 +421,16 @@ struct Program {
 impl Program {
     fn generated(sequence_parallel: &str) -> Self {
         let split = format!("sequence_parallel={sequence_parallel}");
-        let settings =
-            ["tp=2", "pp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "recompute=none", &split];
+        let settings = [
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "zero_stage=0",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "recompute=none",
+            &split,
+        ];
         let plan = planned("llama_gqa", 8, &settings);
         let text = plan.to_yaml().expect("plans can be written");
         let files = generate(&plan, &text, &RuntimeSource::Path(runtime()));

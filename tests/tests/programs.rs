@@ -15,32 +15,83 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, number of GPUs, and pinned settings.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 6] = [
-    ("llama_gqa_tp2_pp2_dp2", "llama_gqa", 8, &["tp=2", "pp=2", "schedule=1f1b", "micro_batch=1"]),
+const PROGRAMS: [(&str, &str, u64, &[&str]); 7] = [
+    (
+        "llama_gqa_tp2_pp2_dp2",
+        "llama_gqa",
+        8,
+        &["tp=2", "cp=1", "zero_stage=0", "pp=2", "schedule=1f1b", "micro_batch=1"],
+    ),
     (
         "gpt2_pp2_two_chunks",
         "gpt2",
         2,
-        &["tp=1", "pp=2", "vpp=2", "schedule=interleaved_1f1b", "micro_batch=2", "recompute=full"],
+        &[
+            "tp=1",
+            "cp=1",
+            "zero_stage=0",
+            "pp=2",
+            "vpp=2",
+            "schedule=interleaved_1f1b",
+            "micro_batch=2",
+            "recompute=full",
+        ],
     ),
-    ("gemma2_tp2", "gemma2", 2, &["tp=2", "pp=1", "micro_batch=4", "sequence_parallel=true"]),
+    (
+        "gemma2_tp2",
+        "gemma2",
+        2,
+        &["tp=2", "cp=1", "zero_stage=0", "pp=1", "micro_batch=4", "sequence_parallel=true"],
+    ),
     (
         "llama_tied_vocabulary",
         "llama_tied",
         4,
-        &["tp=2", "pp=2", "schedule=1f1b", "vocab=parallel_naive", "micro_batch=1"],
+        &[
+            "tp=2",
+            "cp=1",
+            "zero_stage=0",
+            "pp=2",
+            "schedule=1f1b",
+            "vocab=parallel_naive",
+            "micro_batch=1",
+        ],
     ),
     (
         "qwen2_dualpipe_v",
         "qwen2",
         2,
-        &["tp=1", "pp=2", "vpp=2", "schedule=dualpipe_v", "vocab=tensor", "micro_batch=1"],
+        &[
+            "tp=1",
+            "cp=1",
+            "zero_stage=0",
+            "pp=2",
+            "vpp=2",
+            "schedule=dualpipe_v",
+            "vocab=tensor",
+            "micro_batch=1",
+        ],
     ),
     (
         "llama_gqa_dualpipe",
         "llama_gqa",
         4,
-        &["tp=1", "pp=2", "dp=2", "schedule=dualpipe", "vocab=tensor", "micro_batch=1"],
+        &[
+            "tp=1",
+            "cp=1",
+            "zero_stage=0",
+            "pp=2",
+            "dp=2",
+            "schedule=dualpipe",
+            "vocab=tensor",
+            "micro_batch=1",
+        ],
+    ),
+    (
+        "llama_gqa_cp2_dp2_zero3",
+        "llama_gqa",
+        4,
+        &["tp=1", "pp=1", "cp=2", "cp_style=zigzag", "zero_stage=3", "dp_shard=4", "micro_batch=2"],
     ),
 ];
 
@@ -109,8 +160,10 @@ fn two_splits_of_a_model_differ_where_the_split_is() {
     let same = |path: &str| a.get(path) == b.get(path);
     // Constants and layers say the split; two ways to arrange one rank's layers share the layer.
     assert!(!same("src/plan.rs") && !same("src/layer.rs"));
-    let c = text(&["tp=1", "pp=1", "micro_batch=4"]);
-    let d = text(&["tp=1", "pp=2", "schedule=gpipe", "micro_batch=4"]);
+    let two = ["tp=1", "pp=1", "cp=1", "zero_stage=0", "micro_batch=2"];
+    let c = text(&two);
+    let four = ["tp=1", "pp=2", "cp=1", "zero_stage=0", "schedule=gpipe", "micro_batch=2"];
+    let d = files(&planned("llama_gqa", 4, &four), "../../runtime");
     assert_eq!(d["src/layer.rs"], c["src/layer.rs"]);
     assert!(c.contains_key("src/only.rs") && d.contains_key("src/first.rs"));
 }
@@ -140,11 +193,12 @@ fn a_plans_own_order_is_what_its_program_runs() {
 
 #[test]
 fn what_training_cannot_do_yet_is_refused_by_name() {
-    let mut plan = planned("llama_gqa", 2, &["tp=1", "pp=1", "zero_stage=1"]);
+    let mut plan = planned("llama_gqa", 2, &["tp=1", "pp=1"]);
+    plan.inputs.model.numerics.unknown = vec!["rope_scaling".to_owned(), "router".to_owned()];
     let text = plan.to_yaml().expect("plans can be written");
     let runtime = RuntimeSource::Path("../../runtime".to_owned());
-    let error = generate(&plan, &text, &runtime).expect_err("ZeRO is not there yet").to_string();
-    assert!(error.contains("zero_stage") && error.contains("valid: 0"), "{error}");
+    let error = generate(&plan, &text, &runtime).expect_err("nobody knows these").to_string();
+    assert!(error.contains("rope_scaling, router") && error.contains("valid: models"), "{error}");
     plan.decisions.tp = 3;
     let error = generate(&plan, &text, &runtime).expect_err("the plan was edited");
     assert!(matches!(error, GenerateError::Violations(_)), "{error}");
@@ -235,6 +289,8 @@ fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
         let rank: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
         let pp_rank = rank["at"]["pp"].as_u64().expect("a device") as usize;
         let bytes = rank["parameter_bytes"].as_u64().expect("bytes");
-        assert_eq!(bytes, 4 * expected[pp_rank], "{line}");
+        let d = &plan.decisions;
+        let shared = if d.zero_stage == 3 { d.dp_shard } else { 1 };
+        assert_eq!(bytes, 4 * expected[pp_rank] / shared, "{line}");
     }
 }

@@ -379,8 +379,8 @@ fn own_backward<S: Stored>(
     gpu.launch(&launch)
 }
 
-/// Merges the result over another range of keys into `out`, which is f32, and `lse`, in place: `lse <- ln(e^lse +
-/// e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
+/// Merges the result over another range of keys into `out`, which is f32, and `lse`, in place:
+/// `lse <- ln(e^lse + e^lse')`, `out <- e^(lse_old - lse) out + e^(lse' - lse) out'`.
 ///
 /// # Errors
 /// As [`forward`].

@@ -52,6 +52,11 @@ impl Liveness {
     }
 
     /// Sleeps for the random delay that tests ask for.
+    /// How long a call of a group is on its way, if its link is slow.
+    pub fn transit(&self, group: &str) -> Option<Duration> {
+        self.options.slow_link.filter(|link| link.group == group).map(|link| link.transit)
+    }
+
     pub fn delay(&self, rank: usize, call: u64) {
         if let Some(delays) = self.options.delays {
             std::thread::sleep(delays.before(rank, call));

@@ -41,7 +41,7 @@ pub(crate) use host_name::host_name;
 pub(crate) use in_flight::InFlight;
 pub use local::{LocalComm, run_ranks, world};
 pub use nccl::{NcclBuffer, NcclComm};
-pub use options::{Delays, Options};
+pub use options::{Delays, Options, SlowLink};
 pub use payload::{DeviceBuffer, Dtype, Element, Payload};
 pub use solo::Solo;
 pub use stats::{Counted, Stats, Traffic, since};

@@ -9,12 +9,23 @@ pub struct Options {
     pub time_limit: Duration,
     /// Random delays before each call, for tests.
     pub delays: Option<Delays>,
+    /// A slow link between ranks that are threads, for measurements of what hides it.
+    pub slow_link: Option<SlowLink>,
+}
+
+/// A link on which what is sent arrives some time later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowLink {
+    /// The group that uses it.
+    pub group: &'static str,
+    /// From the start of a call to the earliest end of its wait.
+    pub transit: Duration,
 }
 
 impl Default for Options {
-    /// Ten minutes, no delays.
+    /// Ten minutes, no delays, no slow link.
     fn default() -> Self {
-        Self { time_limit: Duration::from_secs(600), delays: None }
+        Self { time_limit: Duration::from_secs(600), delays: None, slow_link: None }
     }
 }
 

@@ -39,8 +39,8 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         Self { core, placement: PhantomData }
     }
 
-    /// Attention of these heads, of which this rank has one of `ulysses` parts behind an exchange of
-    /// tokens for heads.
+    /// Attention of these heads, of which this rank has one of `ulysses` parts behind an exchange
+    /// of tokens for heads.
     ///
     /// # Panics
     /// The part does not have `Q` and `KV` columns.

@@ -3,7 +3,7 @@
 use super::{Context, WeightWork};
 use crate::device::Device;
 use crate::state::buffer::Buffer;
-use crate::state::gradients::GradientStore;
+use crate::state::gradients::GradientSink;
 use crate::state::params::{
     Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock, SharedBuffer,
 };
@@ -164,7 +164,7 @@ impl Linear {
         device: &D,
         x: &Buffer<D>,
         dy: &Buffer<D>,
-        gradients: &mut GradientStore<D>,
+        gradients: &mut impl GradientSink<D>,
     ) {
         let shape = Shape::tn(self.outputs, self.inputs, x.len() / self.inputs);
         device.gemm_add(&shape, dy.view(), x.view(), gradients.get_mut(device, self.weight));

@@ -3,7 +3,7 @@
 use super::{Context, WeightWork};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, WideBuffer};
-use crate::state::gradients::GradientStore;
+use crate::state::gradients::GradientSink;
 use crate::state::params::{
     Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
 };
@@ -241,7 +241,7 @@ impl Norm {
         x: &Buffer<D>,
         statistics: &Statistics<D>,
         dy: &Buffer<D>,
-        gradients: &mut GradientStore<D>,
+        gradients: &mut impl GradientSink<D>,
     ) {
         let rows = x.len() / self.columns;
         let (mean, inverse) = (statistics.mean.view(), statistics.inverse.view());

@@ -20,7 +20,7 @@ use super::{Context, InFlight, WeightWork};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Ids, RowSums, Space, Wide, WideMut};
 use crate::state::buffer::Buffer;
-use crate::state::gradients::GradientStore;
+use crate::state::gradients::{GradientSink, GradientStore};
 use crate::state::params::{Inventory, ParameterSlice, Placement, SharedBuffer};
 use crate::state::weights::WeightView;
 use kernels::Output;

@@ -5,7 +5,7 @@ use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::state::gradients::GradientStore;
+use crate::state::gradients::{Apart, GradientSink, GradientStore, Vectors};
 use crate::state::params::{ParameterSlice, SharedBuffer};
 use kernels::embedding as rows;
 use std::collections::HashSet;
@@ -41,6 +41,8 @@ pub enum WeightWork<D: Space> {
         /// Gradient of its output.
         dy: SharedBuffer<D>,
     },
+    /// A gradient that was computed before.
+    Apart(Apart<D>),
     /// Rows of an embedding.
     Embedding {
         /// Range of rows, and shape.
@@ -56,7 +58,7 @@ pub enum WeightWork<D: Space> {
 
 impl<D: Device> WeightWork<D> {
     /// Runs the computation.
-    pub fn run(self, device: &D, gradients: &mut GradientStore<D>) {
+    pub fn run(self, device: &D, gradients: &mut impl GradientSink<D>) {
         match self {
             Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
             Self::Bias { bias, dy } => {
@@ -64,6 +66,10 @@ impl<D: Device> WeightWork<D> {
             }
             Self::Norm { norm, x, statistics, dy } => {
                 norm.backward_weight(device, &x, &statistics, &dy, gradients);
+            }
+            Self::Apart((part, values)) => {
+                let whole = D::view(&values, 0..part.len);
+                device.add_wide(whole, gradients.get_mut(device, part));
             }
             Self::Embedding { shape, table, ids, dy } => {
                 let dtable = gradients.get_mut(device, table);
@@ -78,6 +84,7 @@ impl<D: Device> WeightWork<D> {
             Self::Linear { linear, .. } => linear.weight.unit(),
             Self::Bias { bias, .. } => bias.unit(),
             Self::Norm { norm, .. } => norm.unit(),
+            Self::Apart((part, _)) => part.unit(),
             Self::Embedding { table, .. } => table.unit(),
         }
     }
@@ -93,6 +100,7 @@ impl<D: Device> WeightWork<D> {
         match self {
             Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
+            Self::Apart(_) => [None, None],
         }
     }
 }
@@ -137,8 +145,12 @@ impl<'a, D: Device> Gradients<'a, D> {
             (Some(later), WeightWork::Linear { .. } | WeightWork::Embedding { .. }) => {
                 later.push(work);
             }
-            (Some(_), _) => self.store.early(|store| work.run(self.device, store)),
-            (None, _) => work.run(self.device, self.store),
+            (Some(later), _) if self.store.opens_units() => {
+                let mut vectors = Vectors(Vec::new());
+                work.run(self.device, &mut vectors);
+                later.extend(vectors.0.into_iter().map(WeightWork::Apart));
+            }
+            _ => work.run(self.device, self.store),
         }
     }
 

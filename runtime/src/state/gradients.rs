@@ -16,12 +16,6 @@ pub struct GradientStore<D: Space> {
     sums: Store<D>,
     /// Memory of open units, padded.
     open: Vec<Option<D::Memory<D::Wide>>>,
-    /// Gradients that are added to their unit when it closes, by parameter.
-    early: Vec<Option<D::Memory<D::Wide>>>,
-    /// Whether what passes add now is early.
-    is_early: bool,
-    /// The parameters.
-    parts: Vec<ParameterSlice>,
     /// Whether each parameter was ever asked for to be written.
     written: Vec<bool>,
 }
@@ -37,9 +31,6 @@ impl<D: Device> GradientStore<D> {
             shards: shards.clone(),
             sums,
             open: shards.units().iter().map(|_| None).collect(),
-            early: inventory.all().iter().map(|_| None).collect(),
-            is_early: false,
-            parts: inventory.all().iter().map(|held| held.part).collect(),
             written: vec![false; inventory.all().len()],
         }
     }
@@ -52,13 +43,6 @@ impl<D: Device> GradientStore<D> {
     /// How the sums are divided.
     pub fn shards(&self) -> &Rc<Shards> {
         &self.shards
-    }
-
-    /// Runs work on vectors whose unit will be open only later: it opens no unit.
-    pub fn early(&mut self, work: impl FnOnce(&mut Self)) {
-        self.is_early = self.opens_units();
-        work(self);
-        self.is_early = false;
     }
 
     /// Sets all sums to 0.
@@ -76,37 +60,6 @@ impl<D: Device> GradientStore<D> {
         &mut self.sums
     }
 
-    /// Where a pass adds to a parameter's gradient.
-    pub fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
-        self.written[part.index()] = true;
-        if self.is_early {
-            return early(device, &mut self.early[part.index()], part);
-        }
-        let begin = part.begin;
-        let (memory, at) = self.around(device, part);
-        D::split(D::split(memory, begin - at).1, part.len).0
-    }
-
-    /// The same for two parameters of one unit, of which the first lies before the second.
-    pub fn get_pair_mut(
-        &mut self,
-        device: &D,
-        first: ParameterSlice,
-        second: ParameterSlice,
-    ) -> (WideMut<'_, D>, WideMut<'_, D>) {
-        self.written[first.index()] = true;
-        self.written[second.index()] = true;
-        if self.is_early {
-            let (before, behind) = self.early.split_at_mut(second.index());
-            let one = early(device, &mut before[first.index()], first);
-            return (one, early(device, &mut behind[0], second));
-        }
-        let (memory, at) = self.around(device, first);
-        let (one, rest) = D::split(D::split(memory, first.begin - at).1, first.len);
-        let behind = D::split(rest, second.begin - first.range().end).1;
-        (one, D::split(behind, second.len).0)
-    }
-
     /// The memory that holds a parameter's gradient, and the element with which it begins.
     fn around(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, usize) {
         if !self.opens_units() {
@@ -120,32 +73,8 @@ impl<D: Device> GradientStore<D> {
 
     /// Takes the gradients of the open units among `units`, the last first. They are no longer
     /// open.
-    pub fn close(&mut self, device: &D, units: Range<usize>) -> Vec<(usize, D::Memory<D::Wide>)> {
-        let open: Vec<usize> = units.rev().filter(|&unit| self.open[unit].is_some()).collect();
-        open.into_iter().filter_map(|unit| Some((unit, self.closed(device, unit)?))).collect()
-    }
-
-    /// The same of all units, those included that have early gradients alone.
-    pub fn close_all(&mut self, device: &D) -> Vec<(usize, D::Memory<D::Wide>)> {
-        for part in &self.parts {
-            if self.early[part.index()].is_some() {
-                let unit = &self.shards.units()[part.unit()];
-                self.open[part.unit()].get_or_insert_with(|| device.zeros(unit.padded()));
-            }
-        }
-        self.close(device, 0..self.open.len())
-    }
-
-    fn closed(&mut self, device: &D, unit: usize) -> Option<D::Memory<D::Wide>> {
-        let mut memory = self.open[unit].take()?;
-        let begin = self.shards.units()[unit].elements.start;
-        for part in self.parts.iter().filter(|part| part.unit() == unit) {
-            if let Some(early) = self.early[part.index()].take() {
-                let at = part.begin - begin..part.range().end - begin;
-                device.add_wide(D::view(&early, 0..part.len), D::view_mut(&mut memory, at));
-            }
-        }
-        Some(memory)
+    pub fn close(&mut self, units: Range<usize>) -> Vec<(usize, D::Memory<D::Wide>)> {
+        units.rev().filter_map(|unit| Some((unit, self.open[unit].take()?))).collect()
     }
 
     /// The first parameter that [`Self::get_mut`] was never called for.
@@ -155,11 +84,75 @@ impl<D: Device> GradientStore<D> {
     }
 }
 
-/// Memory of a parameter's early gradient.
-fn early<'a, D: Device>(
-    device: &D,
-    memory: &'a mut Option<D::Memory<D::Wide>>,
-    part: ParameterSlice,
-) -> WideMut<'a, D> {
-    D::view_mut(memory.get_or_insert_with(|| device.zeros(part.len)), 0..part.len)
+/// Where work on weights adds its gradients.
+pub trait GradientSink<D: Space> {
+    /// Where to add to a parameter's gradient.
+    fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D>;
+
+    /// The same for two parameters of one unit, of which the first lies before the second.
+    fn get_pair_mut(
+        &mut self,
+        device: &D,
+        first: ParameterSlice,
+        second: ParameterSlice,
+    ) -> (WideMut<'_, D>, WideMut<'_, D>);
+}
+
+impl<D: Device> GradientSink<D> for GradientStore<D> {
+    fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
+        self.written[part.index()] = true;
+        let begin = part.begin;
+        let (memory, at) = self.around(device, part);
+        D::split(D::split(memory, begin - at).1, part.len).0
+    }
+
+    fn get_pair_mut(
+        &mut self,
+        device: &D,
+        first: ParameterSlice,
+        second: ParameterSlice,
+    ) -> (WideMut<'_, D>, WideMut<'_, D>) {
+        self.written[first.index()] = true;
+        self.written[second.index()] = true;
+        let (memory, at) = self.around(device, first);
+        let (one, rest) = D::split(D::split(memory, first.begin - at).1, first.len);
+        let behind = D::split(rest, second.begin - first.range().end).1;
+        (one, D::split(behind, second.len).0)
+    }
+}
+
+/// A parameter, and a gradient of it.
+pub type Apart<D> = (ParameterSlice, <D as Space>::Memory<<D as Space>::Wide>);
+
+/// Gradients of some vectors, each in memory of its own.
+pub struct Vectors<D: Space>(pub Vec<Apart<D>>);
+
+impl<D: Device> Vectors<D> {
+    fn begin(&mut self, device: &D, part: ParameterSlice) {
+        self.0.push((part, device.zeros(part.len)));
+    }
+}
+
+impl<D: Device> GradientSink<D> for Vectors<D> {
+    fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
+        self.begin(device, part);
+        let (_, memory) = self.0.last_mut().expect("just begun");
+        D::view_mut(memory, 0..part.len)
+    }
+
+    fn get_pair_mut(
+        &mut self,
+        device: &D,
+        first: ParameterSlice,
+        second: ParameterSlice,
+    ) -> (WideMut<'_, D>, WideMut<'_, D>) {
+        self.begin(device, first);
+        self.begin(device, second);
+        match &mut self.0[..] {
+            [.., (_, one), (_, other)] => {
+                (D::view_mut(one, 0..first.len), D::view_mut(other, 0..second.len))
+            }
+            _ => unreachable!("both were just begun"),
+        }
+    }
 }

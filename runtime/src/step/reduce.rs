@@ -103,7 +103,7 @@ impl<'a, D: Device> Reducer<'a, D> {
     ) -> Result<(), CommError> {
         if gradients.opens_units() {
             let units = gradients.shards().within(&(from..end));
-            let closed = gradients.close(self.device, units);
+            let closed = gradients.close(units);
             return self.scatter(gradients, closed);
         }
         let progress = self.progress.entry(end).or_insert(Progress { complete: end, started: end });
@@ -234,7 +234,8 @@ impl<'a, D: Device> Reducer<'a, D> {
         gradients: &mut GradientStore<D>,
     ) -> Result<Vec<ReductionSpan>, CommError> {
         if gradients.opens_units() {
-            let closed = gradients.close_all(self.device);
+            let all = 0..gradients.shards().units().len();
+            let closed = gradients.close(all);
             self.scatter(gradients, closed)?;
         }
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {

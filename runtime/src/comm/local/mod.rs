@@ -21,6 +21,7 @@ use mailbox::Receipt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
+use std::time::Instant;
 
 /// One rank's handle to a group of threads.
 pub struct LocalComm {
@@ -118,19 +119,25 @@ impl Communicator for LocalComm {
         self.liveness.delay(self.presence.rank(), self.sequence.load(Ordering::Relaxed));
         self.liveness.fail_if_failed()?;
         self.stats.count(&self.group.members.name, &call, payload.len());
-        match call.kind {
+        let transit = self.liveness.transit(&self.group.members.name);
+        let until = transit.map(|transit| Instant::now() + transit);
+        let pending: Box<dyn Pending> = match call.kind {
             Kind::Send { to, tag } => {
                 let dtype = call.dtype;
                 self.group.mailbox(self.rank, to, tag).put(call, payload);
-                Ok(Box::new(Sent(dtype)))
+                return Ok(Box::new(Sent(dtype)));
             }
             Kind::Recv { from, tag } => {
                 let mailbox = self.group.mailbox(from, self.rank, tag);
                 let (members, liveness) = (self.group.members.clone(), self.liveness.clone());
-                Ok(Box::new(Receipt { mailbox, call, from, rank: self.rank, members, liveness }))
+                Box::new(Receipt { mailbox, call, from, rank: self.rank, members, liveness })
             }
-            _ => self.start_collective(call, payload),
-        }
+            _ => self.start_collective(call, payload)?,
+        };
+        Ok(match until {
+            Some(until) => Box::new(InTransit { pending, until }),
+            None => pending,
+        })
     }
 
     #[track_caller]
@@ -184,6 +191,19 @@ impl Communicator for LocalComm {
 
     fn peer(&self, rank: usize) -> Peer {
         self.liveness.peer(self.group.members.ranks[rank])
+    }
+}
+
+/// A call on a slow link.
+struct InTransit {
+    pending: Box<dyn Pending>,
+    until: Instant,
+}
+
+impl Pending for InTransit {
+    fn wait(self: Box<Self>) -> Result<Payload, CommError> {
+        std::thread::sleep(self.until.saturating_duration_since(Instant::now()));
+        self.pending.wait()
     }
 }
 
