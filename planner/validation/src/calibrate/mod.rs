@@ -199,6 +199,9 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         // Trainers use 32 bits on threads and 16 bits on GPUs.
         format!("dtype={}", if cluster.any_gpu_count { "f32" } else { "bf16" }),
         "schedule=1f1b".to_owned(),
+        "zero_stage=0".to_owned(),
+        "offload=none".to_owned(),
+        "cp=1".to_owned(),
     ]
     .into();
     let request = Request {
