@@ -55,12 +55,12 @@ impl ContextParallel {
         let ring = self.ring();
         let part = |n: usize, of: usize| n * seq_len / of..(n + 1) * seq_len / of;
         match self.exchange {
-            Exchange::Ring => vec![part(member, ring)],
+            Exchange::Ring => std::iter::once(part(member, ring)).collect(),
             Exchange::ZigZag | Exchange::AllGather => {
                 let (first, second) =
                     (part(member, 2 * ring), part(2 * ring - 1 - member, 2 * ring));
                 match first.end == second.start {
-                    true => vec![first.start..second.end],
+                    true => std::iter::once(first.start..second.end).collect(),
                     false => vec![first, second],
                 }
             }
@@ -89,21 +89,26 @@ impl ContextParallel {
 mod tests {
     use super::*;
 
+    /// Positions of some runs.
+    fn all(runs: Vec<Range<usize>>) -> Vec<usize> {
+        runs.into_iter().flatten().collect()
+    }
+
     #[test]
     fn zig_zag_gives_each_member_an_early_and_a_late_part() {
         let of = ContextParallel { ranks: 4, ulysses: 1, exchange: Exchange::ZigZag };
         assert_eq!(of.attended(0, 16), [0..2, 14..16]);
-        assert_eq!(of.attended(3, 16), [6..10]);
+        assert!(all(of.attended(3, 16)).into_iter().eq(6..10));
         assert_eq!(of.held(1, 16), [2..4, 12..14]);
     }
 
     #[test]
     fn ulysses_ranks_cut_what_their_member_attends_with() {
         let of = ContextParallel { ranks: 4, ulysses: 2, exchange: Exchange::ZigZag };
-        assert_eq!(of.held(0, 16), [0..4]);
-        assert_eq!(of.held(1, 16), [12..16]);
+        assert!(all(of.held(0, 16)).into_iter().eq(0..4));
+        assert!(all(of.held(1, 16)).into_iter().eq(12..16));
         let alone = ContextParallel { ranks: 4, ulysses: 4, exchange: Exchange::Ring };
-        assert_eq!(alone.held(2, 16), [8..12]);
+        assert!(all(alone.held(2, 16)).into_iter().eq(8..12));
     }
 
     /// Every position is held once, whatever the division.
@@ -114,10 +119,10 @@ mod tests {
                 for ulysses in (1..=ranks).filter(|ulysses| ranks % ulysses == 0) {
                     let of = ContextParallel { ranks, ulysses, exchange };
                     let seq_len = 2 * of.parts();
-                    let mut all: Vec<usize> =
+                    let mut positions: Vec<usize> =
                         (0..ranks).flat_map(|rank| of.held(rank, seq_len)).flatten().collect();
-                    all.sort_unstable();
-                    assert!(all.into_iter().eq(0..seq_len), "{of:?}");
+                    positions.sort_unstable();
+                    assert!(positions.into_iter().eq(0..seq_len), "{of:?}");
                 }
             }
         }

@@ -102,8 +102,15 @@ impl Device for Host<bf16, f32> {
         let w = wide(w);
         rounded(sum, |sum| {
             rounded(y, |y| {
-                self.exact().add_and_rms_norm(norm, [&parts[0], &parts[1]], &w, sum, y, inverse_rms)
-            })
+                self.exact().add_and_rms_norm(
+                    norm,
+                    [&parts[0], &parts[1]],
+                    &w,
+                    sum,
+                    y,
+                    inverse_rms,
+                );
+            });
         });
     }
 
@@ -122,7 +129,7 @@ impl Device for Host<bf16, f32> {
         let w = wide(w);
         let dy = wide(dy);
         rounded(dx, |dx| {
-            self.exact().rms_norm_backward_input(norm, &x, &w, inverse_rms, &dy, dx, output)
+            self.exact().rms_norm_backward_input(norm, &x, &w, inverse_rms, &dy, dx, output);
         });
     }
 
@@ -177,8 +184,8 @@ impl Device for Host<bf16, f32> {
                     [one, other],
                     mean,
                     inverse_std,
-                )
-            })
+                );
+            });
         });
     }
 
@@ -198,7 +205,16 @@ impl Device for Host<bf16, f32> {
         let w = wide(w);
         let dy = wide(dy);
         rounded(dx, |dx| {
-            self.exact().layer_norm_backward_input(norm, &x, &w, mean, inverse_std, &dy, dx, output)
+            self.exact().layer_norm_backward_input(
+                norm,
+                &x,
+                &w,
+                mean,
+                inverse_std,
+                &dy,
+                dx,
+                output,
+            );
         });
     }
 
@@ -299,7 +315,9 @@ impl Device for Host<bf16, f32> {
         let up = wide(up);
         let dy = wide(dy);
         rounded(dgate, |dgate| {
-            rounded(dup, |dup| self.exact().gated_backward(activation, &gate, &up, &dy, dgate, dup))
+            rounded(dup, |dup| {
+                self.exact().gated_backward(activation, &gate, &up, &dy, dgate, dup);
+            });
         });
     }
 
@@ -368,7 +386,7 @@ impl Device for Host<bf16, f32> {
                 targets,
                 RowSums { max, sum_exp },
                 scale,
-            )
+            );
         });
     }
 
@@ -386,7 +404,7 @@ impl Device for Host<bf16, f32> {
         scale: f64,
     ) {
         rounded(softmax, |softmax| {
-            self.exact().softmax_to_gradient(shape, softmax, targets, factor, target_logit, scale)
+            self.exact().softmax_to_gradient(shape, softmax, targets, factor, target_logit, scale);
         });
     }
 

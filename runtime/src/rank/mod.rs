@@ -236,7 +236,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let Self { fixed, state, .. } = self;
         for unit in 0..fixed.shards.units().len() {
             let values = fixed.drawn(unit);
-            state.set(&fixed.device, &fixed.shards, unit, values)?;
+            state.set(&fixed.device, &fixed.shards, unit, &values)?;
         }
         Ok(())
     }
@@ -256,7 +256,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 values.extend(declaration.extract(&held.extent, &whole));
             }
             let values = fixed.device.taken(values);
-            state.set(&fixed.device, &fixed.shards, unit, values)?;
+            state.set(&fixed.device, &fixed.shards, unit, &values)?;
         }
         Ok(())
     }

@@ -109,16 +109,16 @@ impl<D: Device> TrainingState<D> {
         device: &D,
         shards: &Shards,
         unit: usize,
-        values: D::Memory<D::Wide>,
+        values: &D::Memory<D::Wide>,
     ) -> Result<(), CommError> {
-        let len = D::len(&values);
+        let len = D::len(values);
         let mut stored = device.zeros(len);
-        device.round(D::view(&values, 0..len), D::view_mut(&mut stored, 0..len));
+        device.round(D::view(values, 0..len), D::view_mut(&mut stored, 0..len));
         self.weights.set(device, unit, &stored)?;
         let begin = shards.units()[unit].elements.start;
         let inside = shards.updated().iter().filter(|slice| slice.unit == unit);
         for slice in inside {
-            let of = D::view(&values, slice.whole.start - begin..slice.whole.end - begin);
+            let of = D::view(values, slice.whole.start - begin..slice.whole.end - begin);
             match &mut self.optimizer {
                 OptimizerState::OnDevice { exact: Some(exact), .. } => {
                     device.copy(of, exact.get_mut(slice));
