@@ -98,7 +98,9 @@ lint:
 	$(call heading,lints)
 	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda,meshwright-runtime/cuda --locked -- -D warnings
 
-# Recipe by recipe, because what comes later needs what setup installs.
+# Recipe by recipe, because what comes later needs what setup installs. Nobody debugs what is built
+# here.
+ci: export CARGO_PROFILE_DEV_DEBUG := false
 ci:
 	$(call heading,setup)
 	@$(MAKE) --no-print-directory setup

@@ -25,8 +25,7 @@ pub enum Exchange {
     /// parts: with a causal mask the last has most to compute.
     Ring,
     /// The same, and member `i` has the `i`-th and the `(2r - 1 - i)`-th of `2r` parts: all have
-    /// the same to compute (Striped Attention, arXiv 2311.09431, for this order Llama 3, arXiv
-    /// 2407.21783, section 3.3.2).
+    /// the same to compute (Llama 3, arXiv 2407.21783, section 3.3.2).
     ZigZag,
     /// Gathered from all members before attention; parts as in [`Self::ZigZag`] (Llama 3).
     AllGather,

@@ -2,6 +2,8 @@
 //! builds and trains to PyTorch's losses.
 
 use codegen::{GenerateError, RuntimeSource, generate};
+#[cfg(feature = "slow")]
+use meshwright_tests::crates::{build, first_error};
 use meshwright_tests::golden::planned;
 use models::input::Source;
 use models::plan::Plan;
@@ -208,7 +210,7 @@ fn what_training_cannot_do_yet_is_refused_by_name() {
 #[cfg(feature = "slow")]
 #[test]
 fn programs_train_to_pytorchs_losses() {
-    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("trainers");
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("unoptimized");
     for (name, case, gpus, settings) in PROGRAMS {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trainer-{name}"));
         let plan = planned(case, gpus, settings);
@@ -219,18 +221,18 @@ fn programs_train_to_pytorchs_losses() {
         let report = folder.join("ranks.jsonl");
         // A run appends to existing metrics.
         let _new = std::fs::remove_file(&metrics);
-        let status = Command::new(env!("CARGO"))
-            .args(["run", "--release", "--quiet", "--manifest-path"])
-            .arg(folder.join("Cargo.toml"))
-            .args(["--", "--init-from", &golden])
+        let built = build(&folder, &target);
+        let error = first_error(&built).unwrap_or_default().concat();
+        assert!(built.status.success(), "{error}{}", String::from_utf8_lossy(&built.stderr));
+        let status = Command::new(trainer(&target, case))
+            .args(["--init-from", &golden])
             .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "20"])
             .arg("--metrics")
             .arg(&metrics)
             .arg("--rank-report")
             .arg(&report)
-            .env("CARGO_TARGET_DIR", &target)
             .status()
-            .expect("cargo runs");
+            .expect("it was built");
         assert!(status.success(), "{name}: {status}");
         let expected =
             std::fs::read_to_string(format!("{golden}/expected.json")).expect("it is here");
@@ -250,6 +252,12 @@ fn programs_train_to_pytorchs_losses() {
     }
 }
 
+/// The program of a case.
+#[cfg(feature = "slow")]
+fn trainer(target: &std::path::Path, case: &str) -> PathBuf {
+    target.join(format!("debug/trainer-{}", case.replace('_', "-")))
+}
+
 /// Errors if a launcher starts fewer processes than there are ranks, or if processes do not know
 /// where the others are.
 #[cfg(feature = "slow")]
@@ -259,7 +267,7 @@ fn other_numbers_of_processes_are_refused(
     case: &str,
     golden: &str,
 ) {
-    let trainer = target.join(format!("release/trainer-{}", case.replace('_', "-")));
+    let trainer = trainer(target, case);
     let ranks = plan.inputs.gpus;
     for (found, said) in [
         (ranks + 3, format!("the plan is for {ranks} ranks")),
