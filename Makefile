@@ -100,7 +100,7 @@ lint:
 
 # Recipe by recipe, because what comes later needs what setup installs. Nobody debugs what is built
 # here.
-ci: export CARGO_PROFILE_DEV_DEBUG := false
+ci: export CARGO_PROFILE_DEV_DEBUG := 0
 ci:
 	$(call heading,setup)
 	@$(MAKE) --no-print-directory setup

@@ -237,16 +237,9 @@ pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
         CpStyle::Zigzag | CpStyle::AllGather | CpStyle::Hybrid if ring > 1 => 2 * d.cp,
         _ => d.cp,
     };
-    let divides = model.seq_len.is_multiple_of(parts);
-    refused.unless(
-        divides,
-        "cp",
-        d.cp,
-        &format!(
-            "a cp with which {parts} becomes a divisor of the {} tokens of a sequence",
-            model.seq_len
-        ),
-    );
+    let valid =
+        format!("a degree that cuts a sequence's {} tokens into equal parts", model.seq_len);
+    refused.unless(model.seq_len.is_multiple_of(parts), "cp", d.cp, &valid);
     let local = crate::layer::LocalHeads::new(model, d.tp);
     let even = (heads / d.tp).is_multiple_of(d.cp_ulysses)
         && (local.kv_heads.is_multiple_of(d.cp_ulysses)

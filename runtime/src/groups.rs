@@ -81,8 +81,11 @@ impl Groups {
     /// Splits the world.
     ///
     /// # Errors
-    /// Those of any collective call.
+    /// Those of any collective call, and a spec whose ranks cannot divide sequences or state so.
     pub fn new(world: Box<dyn Communicator>, spec: &TrainerSpec) -> Result<Self, CommError> {
+        if let Some(reason) = spec.wrong_division() {
+            return Err(CommError::Invalid { call: "the trainer's spec".to_owned(), reason });
+        }
         let (rank, mesh) = (world.rank(), &spec.mesh);
         let at = mesh.coordinates(rank as u64);
         let along = |name: &str, axis: Axis, place: u64| {

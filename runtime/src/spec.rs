@@ -83,6 +83,40 @@ impl TrainerSpec {
         self.prediction.map_or(0, |prediction| prediction.peak_memory_bytes)
     }
 
+    /// Why replicas cannot share their state, or ranks divide a sequence, as the spec says; `None`
+    /// if they can.
+    pub(crate) fn wrong_division(&self) -> Option<String> {
+        let Self { context, zero, seq_len, .. } = self;
+        let (cp, replicas) = (self.mesh.cp as usize, (self.mesh.cp * self.mesh.dp) as usize);
+        let divides = |n: usize, of: usize| n > 0 && of.is_multiple_of(n);
+        if context.ranks != cp || !divides(context.ulysses, cp) {
+            let (ranks, ulysses) = (context.ranks, context.ulysses);
+            return Some(format!(
+                "context parallelism over {ranks} ranks with Ulysses groups of {ulysses}; valid: the \
+                 mesh's {cp} ranks, and a divisor of them"
+            ));
+        }
+        if !divides(context.parts(), *seq_len) {
+            let parts = context.parts();
+            return Some(format!(
+                "{seq_len} tokens a sequence; valid: a multiple of the {parts} parts that {cp} \
+                 context-parallel ranks divide it into"
+            ));
+        }
+        if zero.stage > 3 || !divides(zero.ways, replicas) {
+            return Some(format!(
+                "ZeRO stage {} over {} replicas; valid: stages 0 to 3, over a divisor of the \
+                 {replicas} replicas",
+                zero.stage, zero.ways
+            ));
+        }
+        let ahead_on_host = self.post_validation && self.optimizer == OptimizerMemory::Host;
+        ahead_on_host.then(|| {
+            "optimizer post-validation with the optimizer in host memory; valid: one of them"
+                .to_owned()
+        })
+    }
+
     /// Ranks.
     pub fn world_size(&self) -> usize {
         (self.mesh.tp * self.mesh.cp * self.mesh.dp * self.mesh.pp) as usize

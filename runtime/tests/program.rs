@@ -2,13 +2,16 @@
 
 mod common;
 
-use common::model;
+use common::{Split, model};
+use direct::Direct;
 use models::decisions::{
     AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
 use models::program::{Program, Recompute};
 use models::schedule::{PassTimes, ScheduleName, VocabPasses};
+use runtime::comm::{Options, run_ranks};
+use runtime::{Host, Rank, Reduction};
 use std::collections::BTreeMap;
 
 fn decisions() -> Decisions {
@@ -105,7 +108,10 @@ fn what_cannot_be_run_is_refused_by_name() {
         let text = Program::new(&model("llama_gqa"), &d, &stages()).unwrap_err().to_string();
         parts.iter().for_each(|part| assert!(text.contains(part), "{text:?} lacks {part:?}"));
     };
-    refused(Decisions { cp: 3, ..decisions() }, ["cp cannot be 3", "yet", "divisor"]);
+    refused(
+        Decisions { cp: 3, ..decisions() },
+        ["cp cannot be 3", "yet", "32 tokens into equal parts"],
+    );
     refused(Decisions { ep: 2, ..decisions() }, ["ep cannot be 2", "yet", "valid: 1"]);
     // Every reason at once.
     let both = Decisions { ep: 2, dtype: Dtype::Fp8, ..decisions() };
@@ -125,4 +131,30 @@ fn what_cannot_be_run_is_refused_by_name() {
     scaled.numerics.unknown = vec!["rope_scaling".to_owned()];
     let text = Program::new(&scaled, &decisions(), &stages()).unwrap_err().to_string();
     assert!(text.contains("rope_scaling"), "{text}");
+}
+
+/// An edited program may say what no plan says: every rank refuses it before it talks to others.
+#[test]
+fn divisions_that_cannot_be_are_errors_at_the_start() {
+    let split = Split { dp: 4, zero: 1, micro_batch: 2, ..Split::default() };
+    let whole = split.program(&model("llama_gqa"));
+    let thirds = Program { dp_shard: 3, ..whole.clone() };
+    let stage_4 = Program { zero_stage: 4, ..whole };
+    let halves = Split { cp: 2, ..Split::default() }.program(&model("llama_gqa"));
+    let mut odd = halves.clone();
+    odd.model.seq_len = 30;
+    let groups = Program { cp_ulysses: 3, ..halves };
+    for (program, said) in [
+        (thirds, "ZeRO stage 1 over 3 replicas; valid: stages 0 to 3, over a divisor of the 4"),
+        (stage_4, "ZeRO stage 4"),
+        (odd, "30 tokens a sequence; valid: a multiple of the 4 parts"),
+        (groups, "Ulysses groups of 3; valid: the mesh's 2 ranks, and a divisor of them"),
+    ] {
+        let stages = Direct::new(&program);
+        let errors = run_ranks(program.world_size(), Options::default(), |world| {
+            let rank = Rank::new(&stages, world, Host::<f32>::serial(), Reduction::default(), 1);
+            rank.err().expect("it is refused").to_string()
+        });
+        assert!(errors.iter().all(|error| error.contains(said)), "{errors:?}");
+    }
 }

@@ -48,7 +48,7 @@ impl<'a> Statements<'a> {
     pub fn completes(&self, of: &str, indent: usize) -> Vec<String> {
         let program = &self.lowered.program;
         let code = format!("gradients.complete_from(self.{of}.start)?;");
-        match (program.mesh.dp, program.zero_stage) {
+        match (program.mesh.dp * program.mesh.cp, program.zero_stage) {
             (1, _) => vec![code],
             (_, 0) => commented(code, "dp: all-reduce, once a step", indent),
             (_, 1) => commented(code, "dp: reduce-scatter, once a step", indent),

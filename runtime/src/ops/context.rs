@@ -167,7 +167,7 @@ pub struct Sharded<'a, D: Space> {
     pub read: Range<usize>,
     /// Whether layers run from the last to the first.
     pub backward: bool,
-    /// Whether the next unit is gathered while one is used.
+    /// Whether the next units are gathered while one is used.
     pub prefetch: bool,
 }
 
@@ -177,27 +177,36 @@ impl<D: Space> Clone for Sharded<'_, D> {
     }
 }
 
-impl<'a, D: Device> Sharded<'a, D> {
-    /// Starts to gather the unit with which the pass begins.
+impl<D: Device> Sharded<'_, D> {
+    /// Starts to gather the units with which the pass begins.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn start(&self, device: &D) -> Result<(), CommError> {
-        let first =
-            if self.backward { self.read.end.checked_sub(1) } else { Some(self.read.start) };
-        match first.filter(|unit| self.prefetch && self.read.contains(unit)) {
-            Some(unit) => self.all.prefetch(device, self.replicas, unit),
-            None => Ok(()),
-        }
+        let Range { start, end } = self.read;
+        self.start_next(device, &if self.backward { end..end } else { start..start })
     }
 
-    /// Starts to gather the unit that the pass uses after those of `units`.
+    /// Starts to gather the units that the pass uses after `units`, until what is on the way is as
+    /// large as its largest unit: a layer, or a norm and the table behind it.
     fn start_next(&self, device: &D, units: &Range<usize>) -> Result<(), CommError> {
-        let next = if self.backward { units.start.checked_sub(1) } else { Some(units.end) };
-        match next.filter(|unit| self.prefetch && self.read.contains(unit)) {
-            Some(unit) => self.all.prefetch(device, self.replicas, unit),
-            None => Ok(()),
+        let Range { start, end } = self.read;
+        let next: Vec<usize> = match (self.prefetch, self.backward) {
+            (false, _) => Vec::new(),
+            (true, false) => (units.end.max(start)..end).collect(),
+            (true, true) => (start..units.start.min(end)).rev().collect(),
+        };
+        let elements = |unit: usize| self.all.shards().units()[unit].padded();
+        let largest = self.read.clone().map(elements).max().unwrap_or(0);
+        let mut on_the_way = 0;
+        for unit in next {
+            if on_the_way >= largest {
+                break;
+            }
+            on_the_way += elements(unit);
+            self.all.prefetch(device, self.replicas, unit)?;
         }
+        Ok(())
     }
 }
 

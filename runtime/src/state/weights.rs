@@ -162,8 +162,8 @@ impl<D: Device> Weights<D> {
         Ok(())
     }
 
-    /// Weights that a pass over the parameters `elements` can read without gathering: all that stay
-    /// here. Waits for those of `elements` and for the tables.
+    /// Weights that a pass can read without gathering: all that stay here. Waits for those that are
+    /// on their way.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -237,7 +237,9 @@ impl<D: Device> Weights<D> {
     ) -> Result<WeightView<D>, CommError> {
         let mut view = view.clone();
         if self.pieces.is_some() {
-            for unit in self.shards.within(elements) {
+            let units = self.shards.within(elements);
+            units.clone().try_for_each(|unit| self.prefetch(device, group, unit))?;
+            for unit in units {
                 view.units[unit] = Some(self.gather(device, group, unit)?);
             }
         }

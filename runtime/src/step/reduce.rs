@@ -175,29 +175,37 @@ impl<'a, D: Device> Reducer<'a, D> {
         bucket
     }
 
-    /// Starts to sum units that were closed over replicas. The one before is waited for, so that
-    /// the gradients of two units at most are held.
+    /// Starts to sum units that were closed over replicas. Those before the last are waited for, so
+    /// that the gradients of three units at most are held: two on their way and one that is open.
     fn scatter(
         &mut self,
         gradients: &mut GradientStore<D>,
         closed: Vec<(usize, D::Memory<D::Wide>)>,
     ) -> Result<(), CommError> {
         for (unit, memory) in closed {
-            self.wait_for_all(gradients)?;
+            self.wait_until(gradients, 1)?;
             let bytes = D::len(&memory) * size_of::<D::Wide>();
             let group = DeviceGroup::new(self.device, self.groups.sharing());
             let request = group.start_reduce_scatter(memory, Op::Sum)?;
             let (covers, started) = (Covers::More(unit), Instant::now());
             self.pending.push_back(Started { covers, bytes, request, started });
             if self.how == Reduction::AtEnd {
-                self.wait_for_all(gradients)?;
+                self.wait_until(gradients, 0)?;
             }
         }
         Ok(())
     }
 
-    fn wait_for_all(&mut self, gradients: &mut GradientStore<D>) -> Result<(), CommError> {
-        while let Some(Started { covers, bytes, request, started }) = self.pending.pop_front() {
+    /// Waits for reductions, the oldest first, until `left` are on their way.
+    fn wait_until(
+        &mut self,
+        gradients: &mut GradientStore<D>,
+        left: usize,
+    ) -> Result<(), CommError> {
+        while self.pending.len() > left {
+            let Some(Started { covers, bytes, request, started }) = self.pending.pop_front() else {
+                break;
+            };
             let sum = request.wait(self.device)?;
             let whole = D::view(&sum, 0..D::len(&sum));
             match covers {
@@ -241,7 +249,7 @@ impl<'a, D: Device> Reducer<'a, D> {
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
             self.start(gradients, complete..started)?;
         }
-        self.wait_for_all(gradients)?;
+        self.wait_until(gradients, 0)?;
         self.sum_across(gradients)?;
         Ok(self.spans)
     }
