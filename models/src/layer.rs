@@ -265,6 +265,18 @@ pub fn saved_bytes(
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
+/// Bytes of the sums over tensor-parallel ranks that a layer's backward pass reads: those of the
+/// attention block, and of the feed-forward block where a norm follows it.
+pub fn reduced_bytes(model: &ModelSpec, split: &Split, dtype: Dtype) -> f64 {
+    if split.tp == 1 {
+        return 0.0;
+    }
+    let after_blocks = model.norm.per_layer > 2;
+    let sums = if after_blocks { 2.0 } else { 1.0 };
+    let hidden = split.resident_tokens(model) as f64 * model.hidden as f64;
+    sums * hidden * dtype.storage_bytes()
+}
+
 /// Activation bytes one layer keeps where the backward pass repeats every second product: the
 /// layer's input and output, queries and values, the attention core's result, and one input
 /// projection of a gated block.

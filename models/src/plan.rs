@@ -59,6 +59,9 @@ pub struct Inputs {
     pub tokens: Option<u64>,
     /// What the user pinned or narrowed, as typed after `--set`.
     pub settings: Vec<String>,
+    /// Whether only what our own trainer can run was searched.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub runnable: bool,
     /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
     #[serde(default)]
     pub headroom: f64,

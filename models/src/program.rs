@@ -196,16 +196,32 @@ fn stage_program(model: &ModelSpec, stage: &Stage) -> StageProgram {
     StageProgram { first_layer: stage.first_layer, recompute }
 }
 
-/// Settings that narrow a search to what the runtime supports, unless the user asks for more. The
-/// number format is not among them: the cluster gives it. Vocabulary passes are supported but left
-/// out, because no price covers what their collectives cost a CPU.
-pub const RUNNABLE: [&str; 3] =
-    ["ep=1", "vocab=first_last,redistribute,tensor", "moe_overlap=none"];
-
 /// Everything about a plan that the runtime does not support yet.
 pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
+    let mut refused = unsupported_model(model);
+    refused.extend(unsupported_decisions(model, d));
+    refused
+}
+
+/// Everything about a model that the runtime does not support yet, whatever is decided.
+pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
+    let mut refused = Refused::default();
+    let attention = &model.attention;
+    refused.unless(model.moe.is_none(), "model.moe", "a mixture", "dense models");
+    refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
+    refused.unless(!attention.qk_norm, "model.qk_norm", "true", "false");
+    refused.unless(!attention.sinks, "model.sinks", "true", "false");
+    let unknown = &model.numerics.unknown;
+    refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
+    refused.0
+}
+
+/// Everything about decisions that the runtime does not support yet. The search asks for each
+/// layout, with placeholders for the schedule, the vocabulary and what replicas share.
+pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
     let mut refused = Refused::default();
     refused.unless(d.ep == 1, "ep", d.ep, "1");
+    refused.unless(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none");
     refused.unless(
         !(d.post_validation && d.vocab.over_pipeline()),
         "post_validation",
@@ -219,47 +235,38 @@ pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
         true,
         "false with the optimizer's state in host memory",
     );
-    refused.unless(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none");
     let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
-    let attention = &model.attention;
-    refused.unless(model.moe.is_none(), "model.moe", "a mixture", "dense models");
-    refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
-    refused.unless(!attention.qk_norm, "model.qk_norm", "true", "false");
-    refused.unless(!attention.sinks, "model.sinks", "true", "false");
-    let unknown = &model.numerics.unknown;
-    refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
-    let (heads, kv) = (attention.heads, attention.kv_heads);
+    refuse_splits(model, d, &mut refused);
+    refused.0
+}
+
+/// Splits that leave ranks unequal parts.
+fn refuse_splits(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
+    let (heads, kv) = (model.attention.heads, model.attention.kv_heads);
     refused.unless(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads");
     refused.unless(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width");
-    let ring = d.cp / d.cp_ulysses.max(1);
+    let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
+    refused.unless(even, "tp", d.tp, "a divisor or multiple of the key/value heads");
     let parts = match d.cp_style {
-        CpStyle::Zigzag | CpStyle::AllGather | CpStyle::Hybrid if ring > 1 => 2 * d.cp,
+        CpStyle::Zigzag | CpStyle::AllGather | CpStyle::Hybrid if d.cp > d.cp_ulysses => 2 * d.cp,
         _ => d.cp,
     };
-    let valid =
-        format!("a degree that cuts a sequence's {} tokens into equal parts", model.seq_len);
-    refused.unless(model.seq_len.is_multiple_of(parts), "cp", d.cp, &valid);
+    let equal = model.seq_len.is_multiple_of(parts);
+    let tokens = model.seq_len;
+    let valid = "a degree that cuts a sequence's tokens into equal parts";
+    refused.unless(equal, "cp", format_args!("{} for {tokens} tokens", d.cp), valid);
     let local = crate::layer::LocalHeads::new(model, d.tp);
     let even = (heads / d.tp).is_multiple_of(d.cp_ulysses)
         && (local.kv_heads.is_multiple_of(d.cp_ulysses)
             || d.cp_ulysses.is_multiple_of(local.kv_heads));
-    refused.unless(
-        even,
-        "cp_ulysses",
-        d.cp_ulysses,
-        "a divisor of a rank's query heads, and a divisor or multiple of its key/value heads",
-    );
-    let tokens = d.micro_batch * model.seq_len / d.cp;
-    refused.unless(
-        !d.sequence_parallel || tokens.is_multiple_of(d.tp),
-        "sequence_parallel",
-        true,
-        "false, or a tp that divides micro_batch · seq_len / cp",
-    );
-    let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
-    refused.unless(even, "tp", d.tp, "a divisor or multiple of the key/value heads");
-    refused.0
+    let valid =
+        "a divisor of a rank's query heads, and a divisor or multiple of its key/value heads";
+    refused.unless(even, "cp_ulysses", d.cp_ulysses, valid);
+    let rows = d.micro_batch * model.seq_len / d.cp;
+    let even = !d.sequence_parallel || rows.is_multiple_of(d.tp);
+    let valid = "false, or a tp that divides micro_batch · seq_len / cp";
+    refused.unless(even, "sequence_parallel", true, valid);
 }
 
 /// What was refused so far.

@@ -659,13 +659,9 @@ fn vocabulary_passes_reduce_what_was_planned() {
 fn activations_take_the_bytes_that_were_planned() {
     for run in Ran::all("activations") {
         let program = &run.program;
-        // With tensor parallelism a fully recomputed layer also keeps its reduced tensors
-        // (ARCHITECTURE.md).
-        let mut kept = program.stages.iter().flat_map(|stage| &stage.recompute);
-        let full = program.mesh.tp > 1 && kept.any(|kept| *kept == Recompute::Full);
         for rank in &run.ranks {
             let pp_rank = run.pp_rank(rank);
-            let planned = run.planned_activations[pp_rank] as f64 * if full { 2.0 } else { 1.0 };
+            let planned = run.planned_activations[pp_rank] as f64;
             // Plans count logits as workspace; here they belong to what a micro-batch keeps, as do
             // the statistics of norms and softmax, which plans omit.
             let ends = program.stages_of(pp_rank).contains(&(program.stages.len() - 1));

@@ -201,6 +201,20 @@ pub enum AttentionKernel {
     Flash,
 }
 
+/// What full recomputation repeats of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FullRecompute {
+    /// Its whole forward pass (Megatron-LM).
+    WholeLayer,
+    /// What the backward pass reads: the product that ends a layer is left out, with its reduction
+    /// (`torch.utils.checkpoint`).
+    StopsEarly,
+    /// No reduction over tensor-parallel ranks: their sums are kept, and the products before them
+    /// left out (our runtime, `codegen::lower`).
+    KeepsReduced,
+}
+
 /// What selective recomputation keeps of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -342,9 +356,8 @@ pub struct Software {
     /// Bytes that a separate kernel moves to add a micro-batch's weight gradient to the sum; 0
     /// where the product itself accumulates.
     pub gradient_add_bytes: f64,
-    /// Whether recomputation stops at the last tensor that the backward pass needs: the product
-    /// that ends a layer is not repeated.
-    pub recompute_stops_early: bool,
+    /// What full recomputation repeats of a layer.
+    pub full_recompute: FullRecompute,
     /// Which products selective recomputation repeats.
     pub selective: Selective,
     /// Bytes of communicators, buckets and everything else that the software holds besides tensors.

@@ -80,6 +80,9 @@ pub struct RequestArgs {
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
     pub settings: Vec<String>,
+    /// Leave out what `plan generate` cannot make a trainer of
+    #[arg(long)]
+    pub runnable: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -109,6 +112,7 @@ impl RequestArgs {
             headroom: self.headroom,
             tokens: self.tokens.clone(),
             settings: self.settings.clone(),
+            runnable: self.runnable,
         }
     }
 }
@@ -181,6 +185,9 @@ pub struct CheckArgs {
     /// plan's name]
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
+    /// Also refuse a plan that `plan generate` cannot make a trainer of
+    #[arg(long)]
+    pub runnable: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -3,9 +3,10 @@
 use crate::args::{CheckArgs, DiffArgs};
 use crate::failure::Failure;
 use crate::output;
-use models::check::check;
+use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;
+use models::program::{Unsupported, unsupported};
 use planner::answer::changes::{Change, changes};
 use planner::answer::contradictions;
 use planner::answer::recheck::{Checked, NOT_VERIFIED, Prices, checked};
@@ -35,7 +36,10 @@ pub fn read_checked(path: &Path) -> Result<Plan, Failure> {
 /// Checks a plan; exit code 2 if anything is wrong with it.
 pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     let plan = read(&args.plan)?;
-    let found = checked(&plan, args.cluster.as_deref())?;
+    let mut found = checked(&plan, args.cluster.as_deref())?;
+    if args.runnable {
+        found.violations.extend(not_runnable(&plan));
+    }
     let notes = match found.violations.is_empty() {
         true => {
             let request = request_of(&plan, args.cluster.as_deref()).ok();
@@ -50,6 +54,20 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         output::print(&(as_text(&args.plan, &plan, &found) + &notes))?;
     }
     if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+/// What our trainer cannot run of a plan.
+fn not_runnable(plan: &Plan) -> Vec<Violation> {
+    let refused = unsupported(&plan.inputs.model, &plan.decisions).into_iter();
+    refused
+        .map(|Unsupported { decision, value, valid }| {
+            let field = match decision.strip_prefix("model") {
+                Some(rest) => format!("inputs.model{rest}"),
+                None => format!("decisions.{decision}"),
+            };
+            Violation { field, found: value, valid: format!("{valid}, for the trainer") }
+        })
+        .collect()
 }
 
 fn as_json(found: &Checked, notes: &[String]) -> Value {

@@ -9,10 +9,11 @@ use models::decisions::Offload;
 use models::input::InputError;
 use models::model::warnings;
 use models::plan::Predicted;
+use models::program::unsupported_decisions;
 use models::text::shown;
 use planner::answer::explain::{self, Asker};
 use planner::answer::explain_text;
-use planner::answer::report::{Alternative, Answer};
+use planner::answer::report::{Alternative, Answer, NotRunnable};
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
@@ -34,6 +35,8 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     };
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
+    let compared = request.runnable && args.objective == Objective::Time;
+    answer.not_runnable = compared.then(|| not_runnable(&request, &answer)).flatten();
     let (answer, order) = reordered(&request, answer, args)?;
     if let Some(path) = &args.output {
         output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
@@ -43,6 +46,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         return complete(&request);
     }
     let mut around = order + &text::close(&answer);
+    if compared {
+        around += &text::runnable(&answer);
+    }
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
     }
@@ -228,6 +234,24 @@ fn binds(request: &Request, answer: &Answer) -> String {
         let size = bytes(more as u64);
         let way = format!("{shape} · micro-batch {}", best.decisions.micro_batch);
         line("binds", &format!("memory: {size} more a GPU would save {gain:.2} % ({way})"))
+    })
+}
+
+/// The fastest plan without `--runnable`, if it is faster.
+fn not_runnable(request: &Request, answer: &Answer) -> Option<NotRunnable> {
+    let mut progress = Progress::new();
+    let own_s = answer.plan.predicted.iteration_s;
+    let all = Restrictions { runnable: false, ..request.restrictions.clone() };
+    let task = Task { restrictions: &all, cutoff_s: own_s, ..request.task() };
+    let found = search_wide(&task, &mut |settled, all| progress.show(settled, all)).best?;
+    let reasons = unsupported_decisions(&request.model, &found.decisions);
+    let iteration_s = found.priced.iteration_s;
+    // The search may also end with the answer itself, or another plan as fast.
+    (!reasons.is_empty()).then(|| NotRunnable {
+        costs: own_s / iteration_s - 1.0,
+        iteration_s,
+        reasons: reasons.iter().map(ToString::to_string).collect(),
+        decisions: found.decisions,
     })
 }
 

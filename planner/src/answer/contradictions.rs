@@ -8,6 +8,7 @@ use models::check::Violation;
 use models::decisions::{AuxScope, Decisions, Offload};
 use models::model::{self, ModelSpec};
 use models::plan::Plan;
+use models::program::unsupported;
 use models::schedule::ScheduleName;
 use models::text::quotable;
 use std::fmt::Display;
@@ -24,6 +25,9 @@ pub fn contradictions(plan: &Plan, request: Option<&Request>) -> Vec<Violation> 
             vec![violation("inputs.settings", found, error.message)]
         }
     };
+    if plan.inputs.runnable && !unsupported(&plan.inputs.model, &plan.decisions).is_empty() {
+        found.push(violation("inputs.runnable", true, "false: the trainer cannot run this plan"));
+    }
     let Some(request) = request else { return found };
     let dtypes = space(request, &request.restrictions).dtypes();
     let dtype = plan.decisions.dtype;

@@ -405,7 +405,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
     (0..request.settings.len()).find_map(|index| {
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
-        let restrictions = lean(&Restrictions::parse(&settings).ok()?);
+        let restrictions = lean(&request.narrowed_by(&settings).ok()?);
         let task =
             Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
         let found = search(&task, progress).best?;

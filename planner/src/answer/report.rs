@@ -39,6 +39,21 @@ pub struct Answer {
     pub effort: Effort,
     /// Other configurations, fastest first.
     pub alternatives: Vec<Alternative>,
+    /// With `--runnable`: the fastest plan without it, if that is faster.
+    pub not_runnable: Option<NotRunnable>,
+}
+
+/// A plan that our trainer cannot run.
+#[derive(Clone, Debug, Serialize)]
+pub struct NotRunnable {
+    /// Its decisions.
+    pub decisions: Decisions,
+    /// Its iteration, s.
+    pub iteration_s: f64,
+    /// By what fraction of its time the answer is slower.
+    pub costs: f64,
+    /// Why it cannot be run.
+    pub reasons: Vec<String>,
 }
 
 /// Another configuration, compared with the plan.
@@ -63,7 +78,15 @@ impl Answer {
         let best = timed(&request.task(), best?);
         let plan = plan(request, &best, &proof);
         let (feasible, placed) = (best.priced.fits, best.placed);
-        Some(Self { plan, feasible, placed, proof, effort, alternatives: vec![] })
+        Some(Self {
+            plan,
+            feasible,
+            placed,
+            proof,
+            effort,
+            alternatives: vec![],
+            not_runnable: None,
+        })
     }
 
     /// The same plan with another order of passes. The proof stays that of the search.
@@ -102,6 +125,7 @@ impl Answer {
             "attention_flops": ATTENTION_FLOPS,
             "search": search_json(&self.proof, self.effort),
             "alternatives": self.alternatives,
+            "not_runnable": self.not_runnable,
             "tool": TOOL,
         })
     }
@@ -190,6 +214,7 @@ fn inputs(request: &Request, d: &Decisions) -> Inputs {
         seq_len: request.model.seq_len,
         tokens: request.tokens,
         settings: request.settings.clone(),
+        runnable: request.runnable,
         headroom: request.headroom,
         cluster: ClusterFigures::new(&request.cluster, d),
         model: request.model.clone(),

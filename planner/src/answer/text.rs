@@ -248,6 +248,21 @@ pub fn close(answer: &Answer) -> String {
     text
 }
 
+/// What `--runnable` costs.
+pub fn runnable(answer: &Answer) -> String {
+    let text = match &answer.not_runnable {
+        None => "--runnable costs nothing: no plan is faster without it".to_owned(),
+        Some(other) => format!(
+            "--runnable costs {}: {} takes {}, but {}",
+            signed_percent(other.costs),
+            shape(&other.decisions),
+            seconds(other.iteration_s),
+            other.reasons.join("; "),
+        ),
+    };
+    line("runnable", &text)
+}
+
 /// Seconds with a fitting unit, three significant digits.
 pub fn seconds(value_s: f64) -> String {
     let (value, unit) = match value_s.abs() {

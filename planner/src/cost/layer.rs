@@ -7,7 +7,7 @@ use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
 use super::parts::Parts;
 use super::{gemm, memory_bound};
-use models::cluster::{AttentionKernel, ClusterSpec, Selective};
+use models::cluster::{AttentionKernel, ClusterSpec, FullRecompute, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
 use models::formulas::communication::{self, LOSS_STATISTICS, REDUCTIONS_A_PASS};
 use models::formulas::{ampipe, attention as attention_formulas};
@@ -190,7 +190,11 @@ impl LayerPricer<'_> {
         let forward = attention.forward + feed.forward + streams.forward + moe.forward + tensor;
         let backward_input = attention.input + feed.input + streams.backward + moe.input + tensor;
         let backward_weight = attention.weight + feed.weight + moe.weight;
-        let again = Parts { compute_s: forward.compute_s - spared.compute_s, ..forward };
+        let again = Parts {
+            compute_s: forward.compute_s - spared.compute_s,
+            tp_s: forward.tp_s - spared.tp_s,
+            ..forward
+        };
         LayerCost {
             forward: self.at_least_host(forward),
             backward_input: self.at_least_host(backward_input),
@@ -229,6 +233,10 @@ impl LayerPricer<'_> {
         let split = &shape.split;
         if option == Recompute::Selective && self.every_second(kind) {
             return layer::every_second_product_bytes(self.model, kind, split, shape.dtype);
+        }
+        if option == Recompute::Full && self.keeps_reduced() {
+            let input = layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option);
+            return input + layer::reduced_bytes(self.model, split, shape.dtype);
         }
         if option == Recompute::Selective && self.up_projections_again() {
             let all = Recompute::None;
@@ -281,13 +289,27 @@ impl LayerPricer<'_> {
         gemm::misalignment_factor(LocalHeads::new(self.model, 1).qk_dim)
     }
 
-    /// The last product of a dense layer, where recomputation stops before it.
+    fn keeps_reduced(&self) -> bool {
+        self.cluster.software.full_recompute == FullRecompute::KeepsReduced
+    }
+
+    /// What full recomputation leaves out: products whose sums are kept or not read, with the
+    /// reductions behind them.
     fn spared(&self, kind: LayerKind, shape: &Shape) -> Parts {
-        if !self.cluster.software.recompute_stops_early || kind.moe {
-            return Parts::default();
+        let last = |gemms: &[Gemm]| {
+            let last = &gemms[gemms.len().saturating_sub(1)..];
+            let reduction_s = self.reduction_s(shape) * self.cluster.software.tp_exposed;
+            let reduced = Parts { tp_s: reduction_s, ..Parts::default() };
+            self.products(shape.dtype, last).forward + reduced
+        };
+        let mut spared = Parts::default();
+        if self.cluster.software.full_recompute != FullRecompute::WholeLayer && !kind.moe {
+            spared += last(&layer::dense_gemms(self.model, kind, &shape.split));
         }
-        let gemms = layer::dense_gemms(self.model, kind, &shape.split);
-        self.products(shape.dtype, &gemms[gemms.len().saturating_sub(1)..]).forward
+        if self.keeps_reduced() && shape.split.tp > 1 {
+            spared += last(&layer::attention_gemms(self.model, &shape.split));
+        }
+        spared
     }
 
     /// Projections of keys and of the output, forward.
@@ -468,22 +490,29 @@ impl LayerPricer<'_> {
         if split.tp == 1 {
             return Parts::default();
         }
-        let bytes = split.tokens(self.model) as f64
-            * self.model.hidden as f64
-            * shape.dtype.storage_bytes();
-        let pair_s = if split.sequence_parallel {
-            collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.tp_group)
-                + collective::time_s(
-                    self.cluster,
-                    Collective::ReduceScatter,
-                    bytes,
-                    &shape.tp_group,
-                )
-        } else {
-            collective::time_s(self.cluster, Collective::AllReduce, bytes, &shape.tp_group)
+        let gather_s = match split.sequence_parallel {
+            true => self.stream_s(Collective::AllGather, shape),
+            false => 0.0,
         };
+        let pair_s = gather_s + self.reduction_s(shape);
         let tp_s = REDUCTIONS_A_PASS * pair_s * self.cluster.software.tp_exposed;
         Parts { tp_s, ..Parts::default() }
+    }
+
+    /// The reduction of one row-parallel product's partial sums, s.
+    fn reduction_s(&self, shape: &Shape) -> f64 {
+        match shape.split.sequence_parallel {
+            _ if shape.split.tp == 1 => 0.0,
+            true => self.stream_s(Collective::ReduceScatter, shape),
+            false => self.stream_s(Collective::AllReduce, shape),
+        }
+    }
+
+    /// A collective of a micro-batch's residual stream over tensor-parallel ranks, s.
+    fn stream_s(&self, op: Collective, shape: &Shape) -> f64 {
+        let elements = shape.split.tokens(self.model) as f64 * self.model.hidden as f64;
+        let bytes = elements * shape.dtype.storage_bytes();
+        collective::time_s(self.cluster, op, bytes, &shape.tp_group)
     }
 
     /// Router, experts and their collectives, before the all-to-all is overlapped.

@@ -1,9 +1,11 @@
 //! Settings that contradict each other or the model, found before any search.
 
-use super::{Request, restrictions::Restrictions, task::MOST_ONE_BY_ONE};
+use super::restrictions::{Restrictions, decision_of};
+use super::{Request, task::MOST_ONE_BY_ONE};
 use crate::request::space::{ParallelLayout, PipelineChoices, Space, divisors};
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
+use models::program::unsupported_model;
 use std::collections::BTreeSet;
 
 /// Refuses a request whose space is empty; names the setting to blame and its valid values.
@@ -11,6 +13,7 @@ use std::collections::BTreeSet;
 /// # Errors
 /// No combination satisfies every rule.
 pub fn check(request: &Request) -> Result<(), InputError> {
+    not_ours(request)?;
     let degrees = Degrees::new(&request.restrictions);
     let known = [split_heads, split_layers, split_gpus, split_batch, split_micro_batch];
     for conflict in known {
@@ -22,6 +25,18 @@ pub fn check(request: &Request) -> Result<(), InputError> {
         return Err(blame(request));
     }
     unsearched(request)
+}
+
+/// Refuses a model that our trainer cannot run, if it has to.
+fn not_ours(request: &Request) -> Result<(), InputError> {
+    let reasons = unsupported_model(&request.model);
+    if !request.runnable || reasons.is_empty() {
+        return Ok(());
+    }
+    let name = &request.model.name;
+    let reasons: Vec<String> = reasons.iter().map(|reason| format!("\n  {reason}")).collect();
+    let message = format!("the trainer cannot run {name} yet:{}", reasons.concat());
+    Err(InputError::new(message).help("without --runnable it can be planned, and not generated"))
 }
 
 /// Refuses more combinations with post-validation than can be priced one by one: bounds do not
@@ -173,7 +188,7 @@ fn blame(request: &Request) -> InputError {
     for (index, setting) in request.settings.iter().enumerate() {
         let mut others = request.settings.clone();
         others.remove(index);
-        let Ok(restrictions) = Restrictions::parse(&others) else { continue };
+        let Ok(restrictions) = request.narrowed_by(&others) else { continue };
         let space = space(request, &restrictions);
         if !is_empty(&space) {
             return without(setting, &space, others.is_empty());
@@ -184,7 +199,7 @@ fn blame(request: &Request) -> InputError {
 }
 
 fn without(setting: &str, space: &Space<'_>, alone: bool) -> InputError {
-    let name = setting.split(['=', '<', '>']).next().unwrap_or_default().trim();
+    let name = decision_of(setting);
     let valid = values(space, name);
     let context = if alone { "this model, batch and number of GPUs" } else { "the other settings" };
     InputError::new(format!("--set {setting} leaves nothing to choose from"))

@@ -1,13 +1,13 @@
 //! Turns flags as typed into a finished [`Request`].
 
-use super::restrictions::{Choice, Restrictions};
+use super::restrictions::{Choice, Restrictions, decision_of};
 use super::{DEFAULT_HEADROOM, Request, conflicts};
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, ModelSpec};
 use models::plan::{ClusterFigures, MOST_HEADROOM, Plan};
-use models::program::RUNNABLE;
+use models::program::unsupported_model;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub struct Flags {
     pub tokens: Option<String>,
     /// Every `--set`.
     pub settings: Vec<String>,
+    /// Only what our own trainer can run.
+    pub runnable: bool,
 }
 
 impl Request {
@@ -50,8 +52,8 @@ impl Request {
         let cluster = read_cluster(flags.cluster.as_deref().unwrap_or(DEFAULT_CLUSTER))?;
         let headroom = headroom(flags.headroom)?;
         let cluster = cluster.shared_by(gpus).with_headroom(headroom);
-        let restrictions = restrictions(&flags.settings, &cluster)?;
         let model = model.with_run(flags.seq_len, flags.global_batch)?;
+        let restrictions = restrictions(&flags.settings, flags.runnable, &cluster, &model)?;
         let request = Self {
             stop: Arc::default(),
             model: with_capacity(model, restrictions.capacity_factor)?,
@@ -61,6 +63,7 @@ impl Request {
             headroom,
             tokens: flags.tokens.as_deref().map(token_count).transpose()?,
             settings: flags.settings.clone(),
+            runnable: flags.runnable,
             restrictions,
         };
         conflicts::check(&request)?;
@@ -68,23 +71,28 @@ impl Request {
     }
 }
 
-/// The user's settings as restrictions. Two defaults are added where the user says nothing: no
-/// offloading without host memory, and on clusters that our own runtime trains on, only what it can
-/// run yet.
+/// What a CPU's search leaves out unless the user asks: no price covers what the collectives of
+/// vocabulary passes cost there.
+const PRICED_ON_CPUS: &str = "vocab=first_last,redistribute,tensor";
+
+/// The user's settings as restrictions. Defaults are added where the user says nothing: no
+/// offloading without host memory, and on clusters that only our own trainer runs on, what it can
+/// run.
 ///
 /// # Errors
 /// A setting with a value that its decision does not take.
 pub fn restrictions(
     settings: &[String],
+    runnable: bool,
     cluster: &ClusterSpec,
+    model: &ModelSpec,
 ) -> Result<Restrictions, InputError> {
-    let asked = |key: &str| {
-        settings.iter().any(|setting| setting.split(['=', '<', '>']).next() == Some(key))
-    };
-    let runnable = RUNNABLE.iter().filter(|_| cluster.any_gpu_count);
-    let added = runnable.filter(|setting| !asked(setting.split('=').next().unwrap_or_default()));
-    let all: Vec<&str> = settings.iter().map(String::as_str).chain(added.copied()).collect();
+    let asked = settings.iter().any(|setting| decision_of(setting) == "vocab");
+    let added = (cluster.any_gpu_count && !asked).then_some(PRICED_ON_CPUS);
+    let all: Vec<&str> = settings.iter().map(String::as_str).chain(added).collect();
     let mut found = Restrictions::typed(&all)?;
+    let ours = cluster.any_gpu_count && unsupported_model(model).is_empty();
+    found.runnable = runnable || ours;
     if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {
         found.offload = Choice::of(&[Offload::None]);
     }
@@ -122,7 +130,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     };
     let Some(cluster) = found else { return Ok(None) };
     let cluster = cluster.shared_by(inputs.gpus);
-    let restrictions = restrictions(&inputs.settings, &cluster)?;
+    let restrictions = restrictions(&inputs.settings, inputs.runnable, &cluster, &inputs.model)?;
     Ok(Some(Request {
         stop: Arc::default(),
         model: inputs.model.clone(),
@@ -132,6 +140,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
         headroom: inputs.headroom,
         tokens: inputs.tokens,
         settings: inputs.settings.clone(),
+        runnable: inputs.runnable,
         restrictions,
     }))
 }

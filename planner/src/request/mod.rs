@@ -9,7 +9,7 @@ pub mod task;
 pub use task::Task;
 
 use models::cluster::ClusterSpec;
-use models::input::Source;
+use models::input::{InputError, Source};
 use models::model::ModelSpec;
 use restrictions::Restrictions;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub struct Request {
     pub tokens: Option<u64>,
     /// Every `--set` as typed.
     pub settings: Vec<String>,
+    /// Whether only what our own trainer can run was asked for.
+    pub runnable: bool,
     /// The same as restrictions.
     pub restrictions: Restrictions,
     /// Set to end a search early with the best plan so far.
@@ -48,6 +50,15 @@ impl Request {
     #[must_use]
     pub fn without_headroom(&self) -> Self {
         Self { cluster: self.cluster.clone().with_headroom(0.0), ..self.clone() }
+    }
+
+    /// Restrictions of fewer settings than the request's.
+    ///
+    /// # Errors
+    /// A setting with a value that its decision does not take.
+    pub fn narrowed_by(&self, settings: &[String]) -> Result<Restrictions, InputError> {
+        let runnable = self.restrictions.runnable;
+        Ok(Restrictions { runnable, ..Restrictions::parse(settings)? })
     }
 
     /// The search that answers it.

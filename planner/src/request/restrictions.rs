@@ -130,6 +130,8 @@ macro_rules! declare {
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Restrictions {
             $(#[doc = $help] pub $name: restriction!($kind, $type),)+
+            /// Whether our own trainer has to be able to run it.
+            pub runnable: bool,
         }
 
         impl Restrictions {
@@ -286,6 +288,11 @@ impl<'a> Setting<'a> {
             _ => Err(self.wrong(&self.values.join(","), "true or false")),
         }
     }
+}
+
+/// The decision that a setting is about.
+pub fn decision_of(setting: &str) -> &str {
+    setting.split(['=', '<', '>']).next().unwrap_or_default().trim()
 }
 
 /// The value of a closed set by the name that plans have.

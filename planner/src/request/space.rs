@@ -11,6 +11,7 @@ use models::decisions::{
     Vocab,
 };
 use models::model::ModelSpec;
+use models::program::{unsupported_decisions, unsupported_model};
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::HashSet;
@@ -178,11 +179,15 @@ impl<'a> Space<'a> {
     /// Parallel layouts before experts are split ([`Self::expert_splits`]).
     pub fn contexts(&self) -> Vec<ParallelLayout> {
         let mut contexts = vec![];
+        if self.restrictions.runnable && !unsupported_model(self.model).is_empty() {
+            return contexts;
+        }
         for template in self.degrees() {
             for template in self.context_styles(&template) {
                 self.micro_batches(&template, &mut contexts);
             }
         }
+        contexts.retain(|context| self.runs(&context.decisions));
         contexts
     }
 
@@ -204,6 +209,11 @@ impl<'a> Space<'a> {
             self.choices(context).count() * self.expert_splits(&context.decisions).len() as u64
         };
         self.contexts().iter().map(of).sum()
+    }
+
+    /// Whether our trainer can run this, or does not have to.
+    fn runs(&self, d: &Decisions) -> bool {
+        !self.restrictions.runnable || unsupported_decisions(self.model, d).is_empty()
     }
 
     /// Number formats to try: the user's, else the cluster's usual one.
@@ -367,6 +377,7 @@ impl<'a> Space<'a> {
                 }
             }
         }
+        found.retain(|split| self.runs(&split.of(d)));
         found
     }
 
@@ -411,11 +422,13 @@ impl<'a> Space<'a> {
         } else {
             r.rank_order.among(orders)
         };
+        let mut offload = r.offload.among(Offload::ALL);
+        offload.retain(|&offload| self.runs(&Decisions { offload, ..d.clone() }));
         PipelineChoices {
             schedules: self.schedules(d),
             recompute: r.recompute.among(RecomputePolicy::ALL),
             shards: self.shards(d),
-            offload: r.offload.among(Offload::ALL),
+            offload,
             rank_order: orders,
         }
     }

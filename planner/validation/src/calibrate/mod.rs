@@ -206,9 +206,10 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     .into();
     let request = Request {
         stop: Arc::default(),
+        restrictions: restrictions(&settings, false, cluster, &model)?,
         model,
         file: Some(source),
-        restrictions: restrictions(&settings, cluster)?,
+        runnable: false,
         cluster: cluster.clone().shared_by(step.ranks),
         gpus: step.tp * step.dp,
         headroom: 0.0,

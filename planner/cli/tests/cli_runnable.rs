@@ -1,0 +1,56 @@
+//! `--runnable`: what our trainer cannot run is not planned and not accepted, and has its price.
+
+mod cli_common;
+
+use cli_common::{plan, scratch};
+use serde_json::Value;
+
+/// Small, and faster in a number format that the trainer does not have.
+const FP8: &str = "--model llama8b --gpus 8 --set schedule=1f1b --set vocab=tensor \
+    --set micro_batch<=2 --set dtype=bf16,fp8";
+
+#[test]
+fn what_the_trainer_cannot_run_is_left_out_and_priced() {
+    let any: Value = serde_json::from_str(&plan(&format!("{FP8} --json")).out).expect("JSON");
+    let run = plan(&format!("{FP8} --runnable --json"));
+    let ours: Value = serde_json::from_str(&run.out).expect("JSON");
+    assert_eq!(
+        (&any["decisions"]["dtype"], &ours["decisions"]["dtype"]),
+        (&"fp8".into(), &"bf16".into())
+    );
+    let other = &ours["not_runnable"];
+    let seconds = |value: &Value| value["iteration_s"].as_f64().expect("seconds");
+    assert!((seconds(other) / seconds(&any["predicted"]) - 1.0).abs() < 1e-6, "{other}");
+    let costs = seconds(&ours["predicted"]) / seconds(other) - 1.0;
+    assert!(costs > 0.0 && (other["costs"].as_f64().expect("a share") - costs).abs() < 1e-4);
+    let screen = plan(&format!("{FP8} --runnable")).out;
+    assert!(screen.contains("--runnable costs +"), "{screen}");
+    assert!(screen.contains("dtype cannot be fp8"), "{screen}");
+}
+
+#[test]
+fn a_plan_of_what_the_trainer_cannot_run_is_refused_where_that_is_asked() {
+    let file = scratch("fp8.yaml");
+    let path = file.display();
+    assert_eq!(plan(&format!("{FP8} -o {path}")).code, 0);
+    assert_eq!(plan(&format!("check {path}")).code, 0);
+    let run = plan(&format!("check {path} --runnable"));
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.out.contains("decisions.dtype cannot be fp8"), "{run:?}");
+    // The plan remembers what it was made for.
+    let text = std::fs::read_to_string(&file).expect("it was written");
+    let forged = text.replacen("inputs:\n", "inputs:\n  runnable: true\n", 1);
+    std::fs::write(&file, forged).expect("writable");
+    let run = plan(&format!("check {path}"));
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.out.contains("inputs.runnable"), "{run:?}");
+}
+
+#[test]
+fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
+    let run = plan("--model deepseek_v3 --gpus 64 --runnable");
+    assert_eq!(run.code, 2, "{run:?}");
+    for reason in ["model.moe", "model.mla"] {
+        assert!(run.err.contains(reason), "{run:?}");
+    }
+}
