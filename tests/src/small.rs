@@ -142,7 +142,7 @@ pub fn cluster_of(s: &Sizes) -> ClusterSpec {
          levels:\n  \
          - {{name: inner, gpus: {}, bytes_per_s: {:.1}, latency_s: 1e-7, efficiency: 0.8, in_network: false}}\n  \
          - {{name: outer, bytes_per_s: {:.1}, latency_s: 1e-6, efficiency: 0.9, in_network: false}}\n\
-         host: {{memory_bytes: {:.1}, link_bytes_per_s: 1e10}}\n\
+         host: {{memory_bytes: {:.1}, memory_bytes_per_s: 2e10, link_bytes_per_s: 1e10}}\n\
          storage_bytes_per_s: 1e9\nfailures_per_node_day: 0\nefficiency: none\n\
          software: {{base: {}, host_s_per_layer: 1e-7, routing_s: 1e-7, pass_gap_s: 1e-7, step_overhead_s: 1e-6, buffer_bytes: 0}}\n",
         s.hbm_bytes, s.inner_gpus, s.inner_bytes_per_s, s.outer_bytes_per_s, s.host_bytes, s.base

@@ -1,8 +1,8 @@
 //! Numbers that papers print for parts of a step, against what the cost model says of them.
 
 use meshwright_tests::golden::planned;
-use models::cluster::ClusterSpec;
-use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap};
+use models::cluster::{ClusterSpec, FullRecompute};
+use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Offload};
 use models::formulas::communication::{all_gather_volume, all_reduce_volume};
 use models::layer::Split;
 use models::mesh::GroupShape;
@@ -127,4 +127,44 @@ fn zero_stages_send_what_the_overview_prints() {
     (software.zero1_by_tensor, software.reduced_gradient_bytes) = (false, 4.0);
     let sent = sent_by_stage(&plan.decisions, &laptop, &plan.inputs.model);
     assert_eq!(sent, [2.0, 2.0, 2.0, 3.0].map(|multiple| multiple * 3.0 / 4.0));
+}
+
+/// Share of a forward pass's all-reduces that full recomputation repeats: all of a whole layer's;
+/// not the one behind its last product where it stops early; none where their sums are kept.
+#[test]
+fn recomputation_repeats_the_reductions_that_each_software_does() {
+    let model = models::model::shipped("llama8b").and_then(Result::ok).expect("shipped");
+    let mut cluster = cluster("dgx_h100");
+    let group = GroupShape::strided(8, 1, &[8, u64::MAX]);
+    let shape = Shape { split: Split { tp: 8, ..whole().split }, tp_group: group, ..whole() };
+    for (software, share) in [
+        (FullRecompute::WholeLayer, 1.0),
+        (FullRecompute::StopsEarly, 0.5),
+        (FullRecompute::KeepsReduced, 0.0),
+    ] {
+        cluster.software.full_recompute = software;
+        let pricer = LayerPricer { model: &model, cluster: &cluster };
+        let kind = model.layer_kind(0);
+        let pieces = pricer.pieces(kind, &shape, &pricer.body(kind, &shape));
+        let cost = pricer.layer_of(kind, &shape, &pieces, &pricer.experts(&shape));
+        let [_, _, full] = cost.recompute;
+        assert!(cost.forward.tp_s > 0.0);
+        assert!((full.tp_s - share * cost.forward.tp_s).abs() < 1e-12, "{software:?}");
+        assert_eq!(full.compute_s < cost.forward.compute_s, share < 1.0, "{software:?}");
+    }
+}
+
+/// A billion parameters on the host of an H100: 6 GB over PCIe and 33 GB through the CPU.
+#[test]
+fn an_offloaded_update_takes_the_link_and_the_cpu() {
+    let plan = planned("llama_gqa", 1, &[]);
+    let of = |offload| {
+        let d = Decisions { offload, dtype: Dtype::Bf16, ..plan.decisions.clone() };
+        let cluster = cluster("dgx_h100");
+        let cost = StateCost::new(&cluster, &plan.inputs.model, &d, &[u64::MAX]);
+        cost.optimizer_s(LocalParams { dense: 1e9, expert: 0.0 })
+    };
+    let by_hand_s = 6e9 / 55e9 + 33e9 / (0.7 * 77e9);
+    assert!((of(Offload::Optimizer) / by_hand_s - 1.0).abs() < 1e-9);
+    assert!(of(Offload::None) < 0.05 * by_hand_s);
 }

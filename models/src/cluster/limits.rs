@@ -14,7 +14,7 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
         "kernel_launch_s" => (0.0, 1.0),
 
         "gpus" => (1.0, 1e9),
-        "bytes_per_s" | "link_bytes_per_s" => (1e3, 1e15),
+        "bytes_per_s" | "link_bytes_per_s" | "memory_bytes_per_s" => (1e3, 1e15),
         "gpus_an_adapter" => (1.0, 1e4),
         "latency_s" => (0.0, 10.0),
         "efficiency" => (1e-3, 1.0),

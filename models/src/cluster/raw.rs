@@ -65,6 +65,7 @@ struct RawLevel {
 #[serde(deny_unknown_fields)]
 struct RawHost {
     memory_bytes: Number,
+    memory_bytes_per_s: Option<Number>,
     link_bytes_per_s: Number,
 }
 
@@ -140,6 +141,11 @@ pub(super) fn finish(source: &Source, raw: &RawCluster) -> Result<ClusterSpec, I
         levels: levels(&check, &raw.levels)?,
         host: Host {
             memory_bytes: check.number("memory_bytes", &raw.host.memory_bytes)?,
+            // At least what the link takes out of it.
+            memory_bytes_per_s: check.number(
+                "memory_bytes_per_s",
+                raw.host.memory_bytes_per_s.as_ref().unwrap_or(&raw.host.link_bytes_per_s),
+            )?,
             link_bytes_per_s: check.number("link_bytes_per_s", &raw.host.link_bytes_per_s)?,
         },
         storage_bytes_per_s: check.number("storage_bytes_per_s", &raw.storage_bytes_per_s)?,

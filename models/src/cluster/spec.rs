@@ -187,6 +187,8 @@ impl LinkLevel {
 pub struct Host {
     /// Memory that offloading may use, bytes.
     pub memory_bytes: f64,
+    /// Bandwidth of its memory by datasheet, bytes/s; where a file does not say, the link's.
+    pub memory_bytes_per_s: f64,
     /// GPU to host, one direction, bytes/s.
     pub link_bytes_per_s: f64,
 }

@@ -41,3 +41,10 @@ pub fn regular_s(cluster: &ClusterSpec, bytes: f64) -> f64 {
 pub fn optimizer_s(cluster: &ClusterSpec, parameters: f64) -> f64 {
     regular_s(cluster, parameters * cluster.software.optimizer_bytes_per_parameter)
 }
+
+/// Seconds for a CPU to update `parameters` whose optimizer state lies in host memory (AdamW of
+/// ZeRO-Offload, arXiv 2101.06840, section 4.1).
+pub fn host_optimizer_s(cluster: &ClusterSpec, parameters: f64) -> f64 {
+    let bytes = parameters * cluster.software.optimizer_bytes_per_parameter;
+    bytes / (cluster.host.memory_bytes_per_s * ACHIEVED)
+}

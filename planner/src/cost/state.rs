@@ -92,6 +92,9 @@ pub struct StateCost<'a> {
     bytes: StateBytes,
     zero_stage: u8,
     offload: Offload,
+    /// Bytes in host memory for each byte of optimizer state: exact weights lie there too, which
+    /// are optimizer state in mixed precision alone.
+    host_copies: f64,
     dense: Replicas,
     expert: Replicas,
     /// Tensors for each parameter that a rank holds.
@@ -168,6 +171,7 @@ impl<'a> StateCost<'a> {
             bytes: parameter_bytes(d.dtype, &cluster.software),
             zero_stage: d.zero_stage,
             offload: d.offload,
+            host_copies: if matches!(d.dtype, Dtype::F32 | Dtype::F64) { 1.5 } else { 1.0 },
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
             expert: make(expert_group(expert_replicas), expert_group(expert_shard)),
             tensors: TENSORS_A_LAYER * model.layers as f64 / params::total(model) as f64
@@ -179,13 +183,11 @@ impl<'a> StateCost<'a> {
     pub fn memory(&self, params: LocalParams) -> StateMemory {
         let of = |count: f64, replicas: &Replicas| {
             let held = zero_bytes(&self.bytes, self.zero_stage, count, replicas.ways());
-            let on_host = self.offload == Offload::Optimizer;
-            StateMemory {
-                parameters: held.weights,
-                gradients: held.gradients,
-                optimizer: if on_host { 0.0 } else { held.optimizer },
-                host: if on_host { held.optimizer } else { 0.0 },
-            }
+            let (optimizer, host) = match self.offload {
+                Offload::None => (held.optimizer, 0.0),
+                Offload::Optimizer => (0.0, held.optimizer * self.host_copies),
+            };
+            StateMemory { parameters: held.weights, gradients: held.gradients, optimizer, host }
         };
         of(params.dense, &self.dense) + of(params.expert, &self.expert)
     }
@@ -337,7 +339,7 @@ impl<'a> StateCost<'a> {
     }
 
     /// Optimizer update of a stage's shard. With the state in host memory, the link carries
-    /// gradients down and weights up while the CPU updates.
+    /// gradients down, the CPU updates, and the link carries weights up, tensor by tensor.
     pub fn optimizer_s(&self, params: LocalParams) -> f64 {
         self.both(params, |count, replicas| {
             let own = if self.zero_stage >= 1 { count / replicas.ways() } else { count };
@@ -345,7 +347,8 @@ impl<'a> StateCost<'a> {
                 Offload::None => memory_bound::optimizer_s(self.cluster, own),
                 Offload::Optimizer => {
                     let moved = own * (self.bytes.gradients + self.bytes.weights);
-                    moved / self.cluster.host.link_bytes_per_s
+                    let transfers_s = moved / self.cluster.host.link_bytes_per_s;
+                    transfers_s + memory_bound::host_optimizer_s(self.cluster, own)
                 }
             }
         })

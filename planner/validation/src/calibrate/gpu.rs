@@ -199,8 +199,8 @@ pub fn yaml(calibrated: &Calibrated, measured: &MeasuredGpu) -> String {
         ));
     }
     line(format_args!(
-        "host: {{memory_bytes: {:e}, link_bytes_per_s: {:e}}}",
-        cluster.host.memory_bytes, cluster.host.link_bytes_per_s
+        "host: {{memory_bytes: {:e}, memory_bytes_per_s: {:e}, link_bytes_per_s: {:e}}}",
+        cluster.host.memory_bytes, cluster.host.memory_bytes_per_s, cluster.host.link_bytes_per_s
     ));
     line(format_args!("storage_bytes_per_s: {:e}", cluster.storage_bytes_per_s));
     line(format_args!("failures_per_node_day: {:e}", cluster.failures_per_node_day));
