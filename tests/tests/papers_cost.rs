@@ -68,8 +68,8 @@ fn split_vocabulary_layers_scale_less_than_perfectly() {
             let model = ModelSpec { vocab: 256_000, ..shipped.clone() };
             let model = model.with_run(Some(seq_len), Some(128)).expect("valid");
             let pricer = LayerPricer { model: &model, cluster: &a100 };
-            let [output_s, input_s] = ends_s(&pricer.vocabulary(&whole(), 1, &alone()));
-            let part = pricer.vocabulary(&whole(), ways, &alone());
+            let [output_s, input_s] = ends_s(&pricer.vocabulary(&whole(), model.vocab, &alone()));
+            let part = pricer.vocabulary(&whole(), model.vocab / ways, &alone());
             let [own_s, input_own_s] = ends_s(&part);
             let rescale_s = part.softmax_rescale.compute_s;
             let cast_s = part.softmax_cast.compute_s;

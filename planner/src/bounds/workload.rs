@@ -127,7 +127,7 @@ impl MicroBatchCost {
         layer_costs: &LayerCosts,
     ) -> Self {
         let Some(passes) = vocab_passes(cache, d, layer_costs) else { return self.clone() };
-        let (embedding, head) = cache.vocab_params(d.tp * d.pp);
+        let (embedding, head) = cache.vocab_shard_params(d);
         let head = if cache.model.tied_embeddings { 0.0 } else { head };
         Self {
             embedding: VocabEnd { params: embedding + head, ..VocabEnd::default() },

@@ -632,10 +632,10 @@ impl LayerPricer<'_> {
         (total_s - attention_s - expert_s).max(0.0) + launches
     }
 
-    /// Cost of the vocabulary layers, split over `ways` ranks of `group`.
-    pub fn vocabulary(&self, shape: &Shape, ways: u64, group: &GroupShape) -> VocabCost {
+    /// Cost of a shard of the vocabulary layers with `columns` entries, padding included; `group`
+    /// are the ranks that share them.
+    pub fn vocabulary(&self, shape: &Shape, columns: u64, group: &GroupShape) -> VocabCost {
         let (tokens, h) = (shape.split.tokens(self.model), self.model.hidden);
-        let columns = self.model.vocab.div_ceil(ways);
         let e = shape.dtype.storage_bytes();
         let hidden_bytes = tokens as f64 * h as f64 * e;
         let resident_bytes = shape.split.resident_tokens(self.model) as f64 * h as f64 * e;

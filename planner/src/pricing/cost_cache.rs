@@ -20,6 +20,7 @@ use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
+use models::shapes::vocabulary_shard_rows;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -390,7 +391,11 @@ impl<'a> CostCache<'a> {
         LayerCosts {
             layer: vec![],
             params,
-            vocab: pricer.vocabulary(shape, shape.split.tp, &shape.tp_group),
+            vocab: pricer.vocabulary(
+                shape,
+                self.model.vocab.div_ceil(shape.split.tp),
+                &shape.tp_group,
+            ),
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,
@@ -407,7 +412,8 @@ impl<'a> CostCache<'a> {
             return *known;
         }
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let cost = pricer.vocabulary(&shape, d.tp * d.pp, &shape.tp_group);
+        let rows = vocabulary_shard_rows(self.model.vocab, d.tp * d.pp);
+        let cost = pricer.vocabulary(&shape, rows, &shape.tp_group);
         self.vocab_shards.borrow_mut().insert(key, cost);
         cost
     }
@@ -444,11 +450,20 @@ impl<'a> CostCache<'a> {
         line
     }
 
-    /// Parameters of one of `ways` shards: of the embedding with its learned positions, and of the
+    /// Parameters of one of `tp` shards: of the embedding with its learned positions, and of the
     /// output matrix.
-    pub fn vocab_params(&self, ways: u64) -> (f64, f64) {
-        let rows = (self.model.vocab.div_ceil(ways) * self.model.hidden) as f64;
+    pub fn vocab_params(&self, tp: u64) -> (f64, f64) {
+        self.params_of_rows(self.model.vocab.div_ceil(tp))
+    }
+
+    /// The same of a shard over tensor-parallel and pipeline ranks.
+    pub fn vocab_shard_params(&self, d: &Decisions) -> (f64, f64) {
+        self.params_of_rows(vocabulary_shard_rows(self.model.vocab, d.tp * d.pp))
+    }
+
+    fn params_of_rows(&self, rows: u64) -> (f64, f64) {
+        let matrix = (rows * self.model.hidden) as f64;
         let positions = params::positions(self.model) as f64;
-        (rows + positions, rows)
+        (matrix + positions, matrix)
     }
 }

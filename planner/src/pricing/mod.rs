@@ -347,7 +347,7 @@ impl<'a> Configuration<'a> {
         if stage >= self.ranks() {
             return;
         }
-        let (embedding, head) = self.cache.vocab_params(self.decisions.tp * self.decisions.pp);
+        let (embedding, head) = self.cache.vocab_shard_params(&self.decisions);
         cost.params.dense += embedding;
         cost.params.dense += if self.cache.model.tied_embeddings { 0.0 } else { head };
     }
