@@ -330,6 +330,9 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     let valid = "first_last, redistribute or tensor; the others need pp above 1 and a schedule with \
                  vocabulary passes, such as 1f1b";
     checks.that(!d.vocab.over_pipeline() || hosts, "decisions.vocab", d.vocab, valid);
+    let whole = !d.fused_loss || !d.vocab.over_pipeline();
+    let valid = "false with vocabulary passes, whose logits wait for all ranks";
+    checks.that(whole, "decisions.fused_loss", d.fused_loss, valid);
     let placed = d.pass_times.is_none() || d.vocab.over_pipeline();
     checks.that(placed, "decisions.pass_times", "given", "absent without vocabulary passes");
     let run = d.schedule.micro_batches_run(d.micro_batches as usize) as u64;

@@ -53,7 +53,8 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    fn new(m: u64, n: u64, k: u64) -> Self {
+    /// One product, `[m, k]` by `[k, n]`.
+    pub fn new(m: u64, n: u64, k: u64) -> Self {
         Self { groups: 1, m, n, k }
     }
 
@@ -263,6 +264,13 @@ pub fn saved_bytes(
     let activated = activated_elements(model, kind, split);
     let feed_forward = activation::feed_forward_bytes(activated, e, inputs, product);
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
+}
+
+/// Tokens of a block of logits, where these exist for a block at a time: as many as make the block
+/// about as large as the output layer's input, in steps of 64 (Liger Kernel, arXiv 2410.10989,
+/// section 3.2).
+pub fn loss_rows(tokens: u64, hidden: u64, columns: u64) -> u64 {
+    (tokens * hidden).div_ceil(columns.max(1)).next_multiple_of(64).min(tokens)
 }
 
 /// Bytes of the sums over tensor-parallel ranks that a layer's backward pass reads: those of the

@@ -8,7 +8,7 @@ use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
 use crate::formulas::flops;
 use crate::input::{InputError, Source, parse_yaml, place_of_field};
-use crate::layer::{self, Split};
+use crate::layer::{self, Gemm, Split};
 use crate::model::{LayerKind, ModelSpec};
 use crate::placement::{RecomputeCounts, Stage, device_memory, kind_name};
 use crate::schedule::{Schedule, ScheduleError};
@@ -325,7 +325,7 @@ impl Predicted {
         let tokens = inputs.global_batch as f64 * inputs.seq_len as f64;
         let gpu_s = iteration_s * inputs.gpus as f64;
         let model = flops::training_flops(layer::forward_flops(&inputs.model, tokens));
-        let recomputed = recomputed_flops(inputs, stages);
+        let recomputed = recomputed_flops(inputs, d, stages);
         let memory = device_memory(stages, d.pp as usize);
         Self {
             iteration_s,
@@ -354,8 +354,9 @@ pub fn significant(value: f64) -> f64 {
 }
 
 /// FLOPs that recomputation repeats in an iteration: whole forward passes of `full` layers; for
-/// `selective` ones the attention core where it is not fused (Korthikanti §5).
-fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
+/// `selective` ones the attention core where it is not fused (Korthikanti §5); the output matrix's
+/// product with a fused loss.
+fn recomputed_flops(inputs: &Inputs, d: &Decisions, stages: &[Stage]) -> f64 {
     let model = &inputs.model;
     let selective = |kind| match inputs.cluster.attention {
         AttentionKernel::Unfused => layer::core_flops(model, kind),
@@ -369,7 +370,11 @@ fn recomputed_flops(inputs: &Inputs, stages: &[Stage]) -> f64 {
         counts.full as f64 * layer_flops(model, kind) + counts.selective as f64 * selective(kind)
     };
     let per_sequence: f64 = stages.iter().flat_map(|stage| &stage.recompute).map(of_stage).sum();
-    per_sequence * inputs.global_batch as f64
+    let logits = match d.fused_loss {
+        true => Gemm::new(model.seq_len, model.vocab, model.hidden).flops(),
+        false => 0.0,
+    };
+    (per_sequence + logits) * inputs.global_batch as f64
 }
 
 /// Forward pass of one layer over one sequence as executed.

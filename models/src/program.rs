@@ -43,6 +43,8 @@ pub struct Program {
     pub mesh: Mesh,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
+    /// Logits exist for a block of tokens at a time.
+    pub fused_loss: bool,
     /// How attention works over context-parallel ranks.
     pub cp_style: CpStyle,
     /// Ulysses degree inside `mesh.cp`.
@@ -126,6 +128,7 @@ impl Program {
             model: model.clone(),
             mesh: Mesh::new(d),
             sequence_parallel: d.sequence_parallel && d.tp > 1,
+            fused_loss: d.fused_loss,
             cp_style: d.cp_style,
             cp_ulysses: d.cp_ulysses as usize,
             micro_batch,

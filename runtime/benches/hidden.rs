@@ -45,6 +45,7 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         model: read(&source).expect("a model"),
         mesh: Mesh { tp: 1, cp, dp, pp: 1, order: RankOrder::DpInner },
         sequence_parallel: false,
+        fused_loss: false,
         cp_style: CpStyle::Zigzag,
         cp_ulysses: 1,
         micro_batch: 2 / dp as usize,

@@ -51,6 +51,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         model: model.clone(),
         mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
         sequence_parallel,
+        fused_loss: false,
         cp_style: CpStyle::Zigzag,
         cp_ulysses: 1,
         micro_batch: 8 / dp as usize / micro_batches,

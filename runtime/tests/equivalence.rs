@@ -22,7 +22,7 @@ const STEPS: usize = 2;
 /// A combination, as the index of each decision's value.
 type Indices = [usize; DECISIONS];
 
-const DECISIONS: usize = 14;
+const DECISIONS: usize = 15;
 const TP: [usize; 4] = [1, 2, 4, 8];
 const PP: [usize; 3] = [1, 2, 4];
 const VPP: [usize; 3] = [1, 2, 4];
@@ -64,8 +64,9 @@ const OF_REDUCTION: usize = 10;
 const OF_ZERO: usize = 11;
 const OF_CP: usize = 12;
 const OF_RECOMPUTE: usize = 13;
+const OF_FUSED_LOSS: usize = 14;
 /// Decisions that are taken in turn: all values of all of them together are too many.
-const IN_TURN: [usize; 4] = [OF_ORDER, OF_REDUCTION, OF_ZERO, OF_CP];
+const IN_TURN: [usize; 5] = [OF_ORDER, OF_REDUCTION, OF_ZERO, OF_CP, OF_FUSED_LOSS];
 /// Combinations of those for each combination of the others.
 const TURNS: usize = 4;
 const VALUES: Indices = [
@@ -83,6 +84,7 @@ const VALUES: Indices = [
     ZERO.len(),
     CP.len(),
     RECOMPUTE.len(),
+    2,
 ];
 
 fn split(of: &Indices) -> (&'static str, Split) {
@@ -104,6 +106,7 @@ fn split(of: &Indices) -> (&'static str, Split) {
         cp_style: CP[of[OF_CP]].1,
         cp_ulysses: CP[of[OF_CP]].2,
         recompute: RECOMPUTE[of[OF_RECOMPUTE]],
+        fused_loss: of[OF_FUSED_LOSS] == 1,
         delays: None,
     };
     (CASES[of[0]], split)

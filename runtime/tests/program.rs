@@ -28,6 +28,7 @@ fn decisions() -> Decisions {
         etp: 1,
         zero_stage: 0,
         sequence_parallel: true,
+        fused_loss: false,
         micro_batch: 2,
         micro_batches: 4,
         schedule: ScheduleName::OneFOneB,

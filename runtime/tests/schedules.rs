@@ -96,6 +96,7 @@ struct Case {
     /// ZeRO stage.
     zero: u8,
     sequence_parallel: bool,
+    fused_loss: bool,
 }
 
 impl Case {
@@ -159,6 +160,7 @@ impl Case {
                 order: Split::default().order,
             },
             sequence_parallel: self.sequence_parallel,
+            fused_loss: self.fused_loss,
             cp_style: CpStyle::Zigzag,
             cp_ulysses: 1,
             micro_batch: self.micro_batch(),
@@ -197,6 +199,7 @@ impl Case {
             cp: 1,
             zero: 0,
             sequence_parallel: false,
+            fused_loss: false,
             ..*self
         };
         let program = Program { micro_batch: self.sequences(), ..one.program() };
@@ -281,6 +284,7 @@ fn all() -> Vec<Case> {
                         cp,
                         zero: if dp * cp > 1 { (n / 3 % 4) as u8 } else { 0 },
                         sequence_parallel: tp == 2 && turn(3, 0),
+                        fused_loss: place.passes().is_none() && turn(2, 0),
                     };
                     cases.extend(case.exists().then_some(case));
                 }

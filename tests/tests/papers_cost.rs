@@ -34,6 +34,7 @@ fn whole() -> Shape {
         cp_style: CpStyle::Zigzag,
         moe_overlap: MoeOverlap::None,
         moe_overlap_degree: 1,
+        fused_loss: false,
         dtype: Dtype::Fp16,
         tp_group: alone(),
         cp_group: alone(),

@@ -83,10 +83,11 @@ const VALUES: Indices = [
     VOCAB.len(),
     ZERO.len(),
     CP.len(),
+    2,
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 11];
+type Indices = [usize; 12];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -99,6 +100,7 @@ struct Combination {
     pp: usize,
     dp: usize,
     sequence_parallel: bool,
+    fused_loss: bool,
     micro_batch: usize,
     recompute: &'static [Recompute],
     schedule: ScheduleName,
@@ -118,6 +120,7 @@ impl Combination {
             pp: PP[of[2]],
             dp: DP[of[3]],
             sequence_parallel: of[4] == 1,
+            fused_loss: of[11] == 1,
             micro_batch: MICRO_BATCH[of[5]],
             recompute: RECOMPUTE[of[6]],
             schedule: SCHEDULE[of[7]],
@@ -135,6 +138,7 @@ impl Combination {
     fn exists(&self, schedules: &mut Schedules, models: &BTreeMap<&str, ModelSpec>) -> bool {
         let named_once = (self.tp > 1 || !self.sequence_parallel)
             && (self.pp > 1 || self.vocab == Vocab::FirstLast)
+            && !(self.fused_loss && self.vocab.over_pipeline())
             && (self.dp * self.cp.0 > 1 || self.zero.0 == 0);
         let heads = models[self.case].attention.heads;
         named_once
@@ -181,6 +185,7 @@ impl Combination {
                 order: RankOrder::DpInner,
             },
             sequence_parallel: self.sequence_parallel,
+            fused_loss: self.fused_loss,
             cp_style: self.cp.1,
             cp_ulysses: self.cp.2,
             micro_batch: self.micro_batch,

@@ -11,7 +11,7 @@ use models::formulas::state::{StateBytes, zero_bytes};
 use models::layer::LocalHeads;
 use models::mesh::Mesh;
 use models::plan::Plan;
-use models::program::{Program, Recompute};
+use models::program::Program;
 use models::schedule::{PassKind, Release, Schedule, VocabPasses};
 use models::shapes::{self, Held};
 use planner::simulate::{Durations, VocabDurations, simulate};

@@ -132,7 +132,8 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4]) -> u64 {
                     let twice = matches!(schedule, "dualpipe" | "chimera");
                     let stages = if twice { pp } else { pp * chunks };
                     let unequal = chunks > 1 && !splits(model.layers as u64, stages);
-                    pipelines += VOCABS_AT_ENDS - u64::from(unequal)
+                    // At the ends the loss can be fused.
+                    pipelines += 2 * (VOCABS_AT_ENDS - u64::from(unequal))
                         + if over { VOCABS_OVER_PIPELINE } else { 0 };
                 }
             }

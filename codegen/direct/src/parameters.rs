@@ -23,6 +23,8 @@ pub enum Field {
     Positions(ops::Positions),
     /// The loss.
     Loss(ops::CrossEntropy),
+    /// Output matrix and loss together.
+    FusedLoss(ops::FusedLoss),
 }
 
 /// Which segment of the model is declared.
@@ -43,7 +45,7 @@ pub fn declare(
     place: Place,
     inventory: &mut Inventory,
 ) -> Vec<Field> {
-    let mut fields = Declared { lowered, place, blocks: Vec::new() };
+    let mut fields = Declared { lowered, place, blocks: Vec::new(), output: None };
     segment.fields.iter().map(|field| fields.declare(&field.kind, inventory)).collect()
 }
 
@@ -52,12 +54,19 @@ struct Declared<'a> {
     place: Place,
     /// Blocks of the last tensor that has several.
     blocks: Vec<ops::Linear>,
+    /// The output matrix.
+    output: Option<ops::Linear>,
 }
 
 impl Declared<'_> {
     fn declare(&mut self, kind: &FieldKind, inventory: &mut Inventory) -> Field {
         let (sizes, model) = (&self.lowered.sizes, &self.lowered.program.model);
         let (hidden, split) = (sizes.hidden as usize, sizes.sequence_parallel);
+        let loss = ops::CrossEntropy {
+            columns: sizes.vocab_rows as usize,
+            vocab: sizes.vocab as usize,
+            soft_cap: model.final_soft_cap,
+        };
         match kind {
             FieldKind::Norm { tensor } => {
                 let name = match self.place {
@@ -101,13 +110,15 @@ impl Declared<'_> {
             FieldKind::Output => {
                 let weight = self.output(inventory);
                 let outputs = weight.len / hidden;
-                Field::Linear(ops::Linear { weight, bias: None, inputs: hidden, outputs })
+                let output = ops::Linear { weight, bias: None, inputs: hidden, outputs };
+                self.output = Some(output);
+                Field::Linear(output)
             }
-            FieldKind::Loss => Field::Loss(ops::CrossEntropy {
-                columns: sizes.vocab_rows as usize,
-                vocab: sizes.vocab as usize,
-                soft_cap: model.final_soft_cap,
-            }),
+            FieldKind::Loss => Field::Loss(loss),
+            FieldKind::FusedLoss(rows) => {
+                let output = self.output.expect("the output matrix comes before the loss");
+                Field::FusedLoss(ops::FusedLoss { loss, output, rows: *rows as usize })
+            }
         }
     }
 

@@ -187,6 +187,17 @@ impl<'a, D: Device> Run<'a, D> {
         }
     }
 
+    /// The numbers, to be written: moved if this is their last use, else a copy.
+    fn own_wide(&mut self, step: &Step, value: Value) -> WideBuffer<D> {
+        if !step.ends(value) {
+            return self.ctx.pools.wide.copy_of(self.ctx.device, self.wide(value));
+        }
+        match self.slots[value].take() {
+            Some(Slot::Wide(wide)) => wide,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
     fn norm(&self, field: usize) -> ops::Norm {
         match self.fields[field] {
             Field::Norm(norm) => norm,
@@ -211,6 +222,14 @@ impl<'a, D: Device> Run<'a, D> {
     fn loss(&self, field: usize) -> ops::CrossEntropy {
         match self.fields[field] {
             Field::Loss(loss) => loss,
+            Field::FusedLoss(fused) => fused.loss,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn fused_loss(&self, field: usize) -> ops::FusedLoss {
+        match self.fields[field] {
+            Field::FusedLoss(fused) => fused,
             _ => unreachable!("{LOWERED}"),
         }
     }
@@ -287,9 +306,7 @@ impl<'a, D: Device> Run<'a, D> {
                 self.set(to, moving.wait(ctx)?);
             }
             Op::AllReduceNumbers { x, reduction, to } => {
-                let Some(Slot::Wide(part)) = self.slots[x].take() else {
-                    unreachable!("{LOWERED}")
-                };
+                let part = self.own_wide(step, x);
                 let op = match reduction {
                     lower::Reduction::Sum => comm::Op::Sum,
                     lower::Reduction::Max => comm::Op::Max,
@@ -393,6 +410,24 @@ impl<'a, D: Device> Run<'a, D> {
                 let softmax = Softmax { max: self.wide(max), sum_exp: self.wide(sum_exp) };
                 self.loss(field).gradient(ctx, &mut dlogits, &softmax);
                 self.set(to, dlogits);
+            }
+            Op::BlockSums { field, x, to, sum_exp, target } => {
+                let own = self.fused_loss(field).sums(ctx, self.get(x));
+                self.slots[to] = Some(Slot::Wide(own.max));
+                self.slots[sum_exp] = Some(Slot::Wide(own.sum_exp));
+                self.slots[target] = Some(Slot::Wide(own.target));
+            }
+            Op::Around { field, own_sum, own, max, to } => {
+                let sum_exp = self.own_wide(step, own_sum);
+                let fused = self.fused_loss(field);
+                let around = fused.around(ctx, sum_exp, self.wide(own), self.wide(max));
+                self.slots[to] = Some(Slot::Wide(around));
+            }
+            Op::BlockBackward { field, x, max, sum_exp, to } => {
+                let softmax = Softmax { max: self.wide(max), sum_exp: self.wide(sum_exp) };
+                let gradients = gradients.as_mut().expect(LOWERED);
+                let dx = self.fused_loss(field).backward(ctx, self.get(x), &softmax, gradients);
+                self.set(to, dx);
             }
             Op::BackwardInput { field, dy, to } => {
                 let dx = self.linear(field).backward_input(ctx, self.get(dy));

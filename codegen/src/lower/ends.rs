@@ -1,9 +1,10 @@
 //! The input layer of the first stage, the output layer of the last, and a vocabulary that is split
 //! over the pipeline in their place.
 
-use super::builder::{Builder, Survivors};
-use super::op::{Op, Reduction};
+use super::builder::{Body, Builder, Survivors};
+use super::op::{FieldIndex, Op, Reduction, Value};
 use super::{FieldKind, Segment, Sizes, TensorNames, Type, Width};
+use models::layer::loss_rows;
 use models::program::{Program, Recompute};
 use models::schedule::VocabPasses;
 use models::shapes;
@@ -110,41 +111,91 @@ pub(super) fn last(program: &Program, sizes: &Sizes) -> Segment {
         return b.finish(forward, vec![backward], &everything());
     }
     let output = b.field("output", FieldKind::Output);
+    let (forward, backward) = match program.fused_loss {
+        true => fused_loss(&mut b, [stream, h], norm_backward),
+        false => stored_logits(&mut b, output, [stream, h], norm_backward),
+    };
+    b.finish(forward, vec![backward], &everything())
+}
+
+/// A number of each token, combined over ranks.
+fn reduced(b: &mut Builder<'_>, name: &str, x: Value, reduction: Reduction) -> Value {
+    match b.sizes.tp {
+        1 => x,
+        _ => b.op(name, Type::TokenNumbers, |to| Op::AllReduceNumbers { x, reduction, to }),
+    }
+}
+
+/// Output matrix and loss of the final norm's output `h`. The logits are kept for the backward
+/// pass.
+fn stored_logits(
+    b: &mut Builder<'_>,
+    output: FieldIndex,
+    [stream, h]: [Value; 2],
+    norm_backward: impl Fn(&mut Builder<'_>, Value) -> Value,
+) -> (Body, Body) {
+    let (numbers, columns) = (Type::TokenNumbers, b.sizes.split(Width::Vocab));
     let loss = b.field("loss", FieldKind::Loss);
     let full = b.enter("full", h);
-    let logits =
-        b.op("logits", sizes.split(Width::Vocab), |to| Op::Linear { field: output, x: full, to });
-    let numbers = Type::TokenNumbers;
-    let reduced = |b: &mut Builder<'_>, name: &str, x, reduction| match sizes.tp {
-        1 => x,
-        _ => b.op(name, numbers, |to| Op::AllReduceNumbers { x, reduction, to }),
-    };
+    let logits = b.op("logits", columns, |to| Op::Linear { field: output, x: full, to });
     let max = b.op("max", numbers, |to| Op::Max { field: loss, logits, to });
-    let max = reduced(&mut b, "max", max, Reduction::Max);
+    let max = reduced(b, "max", max, Reduction::Max);
     let (sum_exp, target) = (b.value("sum_exp", numbers), b.value("target", numbers));
     b.push(Op::Sums { field: loss, logits, max, to: sum_exp, target });
-    let sum_exp = reduced(&mut b, "sum_exp", sum_exp, Reduction::Sum);
-    let target = reduced(&mut b, "target", target, Reduction::Sum);
+    let sum_exp = reduced(b, "sum_exp", sum_exp, Reduction::Sum);
+    let target = reduced(b, "target", target, Reduction::Sum);
     let losses = b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
     let forward = b.body("forward", Some(stream), Some(losses));
 
-    let dlogits = b.op("dlogits", sizes.split(Width::Vocab), |to| Op::LossGradient {
-        field: loss,
-        logits,
-        max,
-        sum_exp,
-        to,
-    });
+    let dlogits =
+        b.op("dlogits", columns, |to| Op::LossGradient { field: loss, logits, max, sum_exp, to });
     let again = b.start_enter("again", h);
-    let dpart =
-        b.op("dpart", sizes.part(), |to| Op::BackwardInput { field: output, dy: dlogits, to });
+    let part = b.sizes.part();
+    let dpart = b.op("dpart", part, |to| Op::BackwardInput { field: output, dy: dlogits, to });
     let leaving = b.start_leave("leaving", dpart);
     let full = b.wait("full", again);
     b.push(Op::LinearWeights { field: output, x: full, dy: dlogits });
     let dh = b.wait("dh", leaving);
-    let dx = norm_backward(&mut b, dh);
-    let backward = b.body("output layer", None, Some(dx));
-    b.finish(forward, vec![backward], &everything())
+    let dx = norm_backward(b, dh);
+    (forward, b.body("output layer", None, Some(dx)))
+}
+
+/// The same, with logits of a block of tokens at a time.
+fn fused_loss(
+    b: &mut Builder<'_>,
+    [stream, h]: [Value; 2],
+    norm_backward: impl Fn(&mut Builder<'_>, Value) -> Value,
+) -> (Body, Body) {
+    let (numbers, sizes) = (Type::TokenNumbers, b.sizes);
+    let rows = loss_rows(sizes.tokens, sizes.hidden, sizes.vocab_rows);
+    let loss = b.field("loss", FieldKind::FusedLoss(rows));
+    let full = b.enter("full", h);
+    let [own, sum_exp, target] =
+        ["own_max", "sum_exp", "target"].map(|name| b.value(name, numbers));
+    b.push(Op::BlockSums { field: loss, x: full, to: own, sum_exp, target });
+    let max = reduced(b, "max", own, Reduction::Max);
+    let around = match sizes.tp {
+        1 => sum_exp,
+        _ => b.op("sum_exp", numbers, |to| Op::Around {
+            field: loss,
+            own_sum: sum_exp,
+            own,
+            max,
+            to,
+        }),
+    };
+    let sum_exp = reduced(b, "sum_exp", around, Reduction::Sum);
+    let target = reduced(b, "target", target, Reduction::Sum);
+    let losses = b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
+    let forward = b.body("forward", Some(stream), Some(losses));
+
+    let full = b.enter("full", h);
+    let part = sizes.part();
+    let dpart =
+        b.op("dpart", part, |to| Op::BlockBackward { field: loss, x: full, max, sum_exp, to });
+    let dh = b.leave("dh", dpart);
+    let dx = norm_backward(b, dh);
+    (forward, b.body("output layer", None, Some(dx)))
 }
 
 /// The ends recompute nothing.

@@ -159,6 +159,8 @@ pub enum FieldKind {
     Output,
     /// The loss, which has no parameters.
     Loss,
+    /// Output matrix and loss together, for blocks of this many tokens.
+    FusedLoss(u64),
 }
 
 /// A matrix of a layer.

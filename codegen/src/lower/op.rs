@@ -176,6 +176,31 @@ pub enum Op {
         target: Value,
         to: Value,
     },
+    /// Of the logits, which exist for a block of tokens at a time: the maximum of each token's, the
+    /// sum of exponentials around it, and the target's.
+    BlockSums {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+        sum_exp: Value,
+        target: Value,
+    },
+    /// Sums of exponentials around another maximum.
+    Around {
+        field: FieldIndex,
+        own_sum: Value,
+        own: Value,
+        max: Value,
+        to: Value,
+    },
+    /// Gradient of the input of such logits; adds the gradient of the output matrix.
+    BlockBackward {
+        field: FieldIndex,
+        x: Value,
+        max: Value,
+        sum_exp: Value,
+        to: Value,
+    },
     /// Gradient of the logits, in their place.
     LossGradient {
         field: FieldIndex,
@@ -273,6 +298,7 @@ impl Op {
             Self::NormOf { to, statistics, .. } => std::iter::once(to).chain(statistics).collect(),
             Self::Attention { to, lse, .. } => vec![to, lse],
             Self::Sums { to, target, .. } => vec![to, target],
+            Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
             Self::AttentionBackward { to, .. } => to.to_vec(),
             Self::GateBackward { to, .. } => to.to_vec(),
             Self::AllGather { to, .. }
@@ -299,6 +325,8 @@ impl Op {
             | Self::Max { to, .. }
             | Self::Loss { to, .. }
             | Self::LossGradient { to, .. }
+            | Self::Around { to, .. }
+            | Self::BlockBackward { to, .. }
             | Self::BackwardInput { to, .. }
             | Self::AddBackwardInput { to, .. }
             | Self::ActivateBackward { to, .. }
@@ -333,7 +361,10 @@ impl Op {
             | Self::Activate { x, .. }
             | Self::Dropout { x, .. }
             | Self::Begin { x, .. }
+            | Self::BlockSums { x, .. }
             | Self::AddPositions { x, .. } => vec![x],
+            Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
+            Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],
             Self::Attention { q, k, v, .. } => vec![q, k, v],
             Self::Gate { gate, up, .. } => vec![gate, up],
             Self::Sum { x, branch, .. } => vec![x, branch],
@@ -375,6 +406,9 @@ impl Op {
             | Self::Sums { field, .. }
             | Self::Loss { field, .. }
             | Self::LossGradient { field, .. }
+            | Self::BlockSums { field, .. }
+            | Self::Around { field, .. }
+            | Self::BlockBackward { field, .. }
             | Self::BackwardInput { field, .. }
             | Self::AddBackwardInput { field, .. }
             | Self::AttentionBackward { field, .. }

@@ -196,9 +196,11 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             one("Attention::behind(Self::attention(number), ULYSSES)".to_owned())
         }
         FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
-        FieldKind::Tokens | FieldKind::Positions(_) | FieldKind::Output | FieldKind::Loss => {
-            Vec::new()
-        }
+        FieldKind::Tokens
+        | FieldKind::Positions(_)
+        | FieldKind::Output
+        | FieldKind::Loss
+        | FieldKind::FusedLoss(_) => Vec::new(),
     }
 }
 

@@ -110,7 +110,7 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
         "reads_dy": !(kind.output() && has_loss),
         "forward": forward(printer, kind),
         "backward": backward(printer, kind),
-        "has_logits": kind.output() && has_loss,
+        "has_logits": kind.output() && has_loss && !lowered.program.fused_loss,
     })
 }
 
@@ -175,6 +175,9 @@ fn input(printer: &Printer<'_>, field: &Field) -> Vec<String> {
 fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<String> {
     let (names, model) = (printer.lowered.names, &printer.lowered.program.model);
     let linear = if printer.lowered.sizes.tp > 1 { "ColumnLinear" } else { "Linear" };
+    let cap = model
+        .final_soft_cap
+        .map_or_else(|| "None".to_owned(), |cap| format!("Some({})", float(cap)));
     match field.kind {
         FieldKind::Norm { .. } => {
             let (head, items) = norm(printer, format!("\"{}\"", names.final_norm()));
@@ -195,11 +198,9 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
             lines.push(format!("let output = {linear}::from_table(whole.declare(inventory));"));
             lines
         }
-        FieldKind::Loss => {
-            let cap = model
-                .final_soft_cap
-                .map_or_else(|| "None".to_owned(), |cap| format!("Some({})", float(cap)));
-            vec![format!("let loss = CrossEntropy::new(VOCAB, {cap});")]
+        FieldKind::Loss => vec![format!("let loss = CrossEntropy::new(VOCAB, {cap});")],
+        FieldKind::FusedLoss(rows) => {
+            vec![format!("let loss = FusedLoss::new(&output, VOCAB, {cap}, {rows});")]
         }
         _ => Vec::new(),
     }

@@ -124,7 +124,7 @@ impl<'a> Statements<'a> {
                     Reduction::Sum => "sum",
                     Reduction::Max => "max",
                 };
-                format!("let {} = tp.{how}({})?;", n(to), n(x))
+                format!("let {} = tp.{how}({})?;", n(to), self.taken(step, x))
             }
             Op::Linear { field, x, to } => {
                 format!("let {} = self.{}.forward(ctx, &{});", n(to), f(field), n(x))
@@ -206,6 +206,30 @@ impl<'a> Statements<'a> {
                 n(to),
                 f(field),
                 self.taken(step, logits),
+                n(max),
+                n(sum_exp)
+            ),
+            Op::BlockSums { field, x, to, sum_exp, target } => format!(
+                "let ({}, {}, {}) = self.{}.sums(ctx, &{});",
+                n(to),
+                n(sum_exp),
+                n(target),
+                f(field),
+                n(x)
+            ),
+            Op::Around { field, own_sum, own, max, to } => format!(
+                "let {} = self.{}.around(ctx, {}, &{}, &{});",
+                n(to),
+                f(field),
+                self.taken(step, own_sum),
+                n(own),
+                n(max)
+            ),
+            Op::BlockBackward { field, x, max, sum_exp, to } => format!(
+                "let {} = self.{}.backward(ctx, &{}, &{}, &{}, gradients);",
+                n(to),
+                f(field),
+                n(x),
                 n(max),
                 n(sum_exp)
             ),
@@ -453,6 +477,11 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
         FieldKind::Loss => {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             (format!("CrossEntropy<{placement}, VOCAB_ROWS>"), String::new())
+        }
+        FieldKind::FusedLoss(rows) => {
+            let placement = if tp { "Columns<Tp>" } else { "Whole" };
+            let name = format!("FusedLoss<{placement}, HIDDEN, VOCAB_ROWS>");
+            (name, format!("logits of {rows} tokens at a time"))
         }
     }
 }

@@ -45,6 +45,9 @@ macro_rules! with_decisions {
             schedule: ScheduleName = choice(), [], "Pipeline schedule.";
             recompute: RecomputePolicy = choice(), [], "Activation recomputation.";
             vocab: Vocab = choice(), [], "Where the vocabulary layers live.";
+            #[serde(default)]
+            fused_loss: bool = choice(), [],
+                "Logits exist for a block of tokens at a time, in the loss and again in its backward pass.";
             moe_overlap: MoeOverlap = choice(), [], "Overlap of the expert all-to-all.";
             moe_overlap_degree: u64 = number(1, MOST), [], "Chunks of that overlap; 1 without.";
             capacity_factor: Option<f64> = factor(), [],

@@ -290,6 +290,7 @@ fn same_but_schedule(r: &Restrictions, d: &Decisions) -> Restrictions {
         etp: Numbers::only(d.etp),
         zero_stage: Numbers::only(u64::from(d.zero_stage)),
         sequence_parallel: Choice::of(&[d.sequence_parallel]),
+        fused_loss: Choice::of(&[d.fused_loss]),
         micro_batch: Numbers::only(d.micro_batch),
         schedule: Choice::of(&[ScheduleName::OneFOneB]),
         moe_overlap: Choice::of(&[d.moe_overlap]),

@@ -80,6 +80,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
     let choices = choices.map(|(name, allowed, value)| (name, allowed, value.to_owned()));
     let switches = [
         ("sequence_parallel", &r.sequence_parallel, d.sequence_parallel),
+        ("fused_loss", &r.fused_loss, d.fused_loss),
         ("post_validation", &r.post_validation, d.post_validation),
     ];
     let switches = switches.map(|(name, allowed, on)| (name, allowed.allows(on), on.to_string()));

@@ -84,7 +84,8 @@ fn parallel_decisions(d: &Decisions) -> String {
 
 /// The decisions about state, memory and number format.
 fn state_decisions(d: &Decisions) -> String {
-    let mut parts = vec![format!("vocab {}", d.vocab), zero(d)];
+    let loss = if d.fused_loss { ", fused loss" } else { "" };
+    let mut parts = vec![format!("vocab {}{loss}", d.vocab), zero(d)];
     if d.recompute != RecomputePolicy::None {
         parts.push(format!("recompute {}", d.recompute));
     }

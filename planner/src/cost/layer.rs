@@ -26,6 +26,8 @@ pub struct Shape {
     pub moe_overlap: MoeOverlap,
     /// Chunks of that overlap.
     pub moe_overlap_degree: u64,
+    /// Whether logits exist for a block of tokens at a time.
+    pub fused_loss: bool,
     /// Number format.
     pub dtype: Dtype,
     /// Tensor-parallel group on the links.
@@ -662,17 +664,30 @@ impl LayerPricer<'_> {
             }
             Parts::compute(memory_bound::regular_s(self.cluster, logits * bytes))
         };
+        // The blocks are multiplied again, and both gradients follow at once.
+        let (again, with_input, weight) = match shape.fused_loss {
+            true => (head.forward, head.weight, Parts::default()),
+            false => (Parts::default(), Parts::default(), head.weight),
+        };
+        let rows = match shape.fused_loss {
+            true => layer::loss_rows(tokens, h, columns),
+            false => tokens,
+        };
         VocabCost {
             embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
             embed_backward: stream(hidden_bytes * 3.0) + Parts::compute(dense_gradient_s),
             head_forward: head.forward + loss(loss_bytes) + tp(loss_s),
-            head_backward_input: head.input + loss(loss_gradient_bytes) + tp(reduce_s),
-            head_backward_weight: head.weight,
+            head_backward_input: again
+                + head.input
+                + with_input
+                + loss(loss_gradient_bytes)
+                + tp(reduce_s),
+            head_backward_weight: weight,
             softmax_rescale: loss(2.0 * e.max(4.0)),
             softmax_cast: if wide { Parts::default() } else { loss(4.0 + e) },
             embed_saved_bytes: mask * resident_bytes / e,
             head_saved_bytes: 2.0 * resident_bytes,
-            logits_bytes: logits * logit_bytes + placeholder_bytes,
+            logits_bytes: (rows * columns) as f64 * logit_bytes + placeholder_bytes,
         }
     }
 }

@@ -122,6 +122,7 @@ pub struct LayerCostsKey {
     cp_style: models::decisions::CpStyle,
     moe_overlap: MoeOverlap,
     moe_overlap_degree: u64,
+    fused_loss: bool,
     dtype: Dtype,
     ep_group: GroupShape,
 }
@@ -133,6 +134,7 @@ impl LayerCostsKey {
             cp_style: shape.cp_style,
             moe_overlap: shape.moe_overlap,
             moe_overlap_degree: shape.moe_overlap_degree,
+            fused_loss: shape.fused_loss,
             dtype: shape.dtype,
             ep_group: shape.ep_group.clone(),
         }
@@ -293,6 +295,7 @@ impl<'a> CostCache<'a> {
             cp_style: d.cp_style,
             moe_overlap: d.moe_overlap,
             moe_overlap_degree: d.moe_overlap_degree,
+            fused_loss: d.fused_loss,
             dtype: d.dtype,
             tp_group: group(d.tp, 1),
             cp_group: group(d.cp, mesh.stride(Axis::Cp)),

@@ -116,6 +116,7 @@ pub struct PipelineChoicesKey {
     fills: bool,
     /// Whether the micro-batches divide evenly between two directions.
     halves: bool,
+    fused_loss: bool,
 }
 
 impl PipelineChoicesKey {
@@ -129,6 +130,7 @@ impl PipelineChoicesKey {
             divides: d.micro_batches.is_multiple_of(d.pp),
             fills: d.micro_batches >= 2 * d.pp,
             halves: d.micro_batches.is_multiple_of(2),
+            fused_loss: d.fused_loss,
         }
     }
 }
@@ -273,6 +275,7 @@ impl<'a> Space<'a> {
             etp: 1,
             zero_stage: 0,
             sequence_parallel: false,
+            fused_loss: false,
             micro_batch: 1,
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
@@ -290,12 +293,20 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Context-parallel styles, and sequence parallelism on and off.
+    /// Context-parallel styles, sequence parallelism on and off, the loss fused or not.
     fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
         for (cp_style, cp_ulysses) in self.styles(d) {
             for sequence_parallel in self.sequence_parallel(d) {
-                found.push(Decisions { cp_style, cp_ulysses, sequence_parallel, ..d.clone() });
+                for fused_loss in self.restrictions.fused_loss.among(&[false, true]) {
+                    found.push(Decisions {
+                        cp_style,
+                        cp_ulysses,
+                        sequence_parallel,
+                        fused_loss,
+                        ..d.clone()
+                    });
+                }
             }
         }
         found
@@ -481,7 +492,7 @@ impl<'a> Space<'a> {
         let stages = layout.stages(d.pp as usize, vpp as usize);
         let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
         let possible = |vocab: &Vocab| match vocab {
-            vocab if vocab.over_pipeline() && d.post_validation => false,
+            vocab if vocab.over_pipeline() && (d.post_validation || d.fused_loss) => false,
             Vocab::FirstLast => equal,
             Vocab::Interlaced => plain && d.pp > 1,
             vocab => !vocab.over_pipeline() || hosts_passes,

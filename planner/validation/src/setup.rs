@@ -151,6 +151,7 @@ fn decisions(
         etp,
         zero_stage,
         sequence_parallel: sequence_parallel(row, cluster, tp),
+        fused_loss: false,
         micro_batch,
         micro_batches,
         schedule,

@@ -59,6 +59,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         model: model.clone(),
         mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
         sequence_parallel: false,
+        fused_loss: false,
         cp_style: CpStyle::Zigzag,
         cp_ulysses: 1,
         micro_batch: (model.global_batch as usize / dp).max(1),

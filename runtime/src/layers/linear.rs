@@ -12,7 +12,7 @@ use std::ops::Range;
 /// A layer whose output columns are split over the ranks of `A`. Its input gradient is a partial
 /// sum.
 pub struct ColumnLinear<A: Axis, const IN: usize, const OUT: usize> {
-    linear: ops::Linear,
+    pub(super) linear: ops::Linear,
     axis: PhantomData<A>,
 }
 
@@ -24,7 +24,7 @@ pub struct RowLinear<A: Axis, const IN: usize, const OUT: usize> {
 }
 
 /// A layer that a single tensor-parallel rank holds.
-pub struct Linear<const IN: usize, const OUT: usize>(ops::Linear);
+pub struct Linear<const IN: usize, const OUT: usize>(pub(super) ops::Linear);
 
 impl<A: Axis, const IN: usize, const OUT: usize> ColumnLinear<A, IN, OUT> {
     /// Declares this rank's rows of a matrix of `OUT * A::SIZE` rows.

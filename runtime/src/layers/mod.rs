@@ -44,6 +44,7 @@
 mod activation;
 mod attention;
 mod embedding;
+mod fused_loss;
 mod group;
 mod linear;
 mod loss;
@@ -55,6 +56,7 @@ pub use crate::ops::{Context, Gradients, Matrix, VocabTable, WeightWork};
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, Saved};
 pub use embedding::{Positions, TokenEmbedding};
+pub use fused_loss::{FusedLoss, OutputLayer};
 pub use group::{Group, InFlight};
 pub use kernels::activation::Activation;
 pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};

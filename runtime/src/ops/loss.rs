@@ -32,7 +32,7 @@ impl<D: Device> Softmax<'_, D> {
 }
 
 impl CrossEntropy {
-    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
+    pub(super) fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
         let columns = self.columns;
         let first_column = (ctx.tp.rank() * columns).min(self.vocab);
         Logits {

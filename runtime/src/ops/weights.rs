@@ -154,6 +154,11 @@ impl<'a, D: Device> Gradients<'a, D> {
         }
     }
 
+    /// Where to add gradients that cannot wait.
+    pub(super) fn at_once(&mut self) -> &mut GradientStore<D> {
+        self.store
+    }
+
     /// Says that this micro-batch's gradients are complete from `element` on to the end of the
     /// stage. Data-parallel ranks can start to sum them: after the step's last micro-batch, or,
     /// where they share gradients (ZeRO stages 2 and 3), after each.

@@ -43,6 +43,7 @@ pub struct Split {
     pub cp_ulysses: usize,
     pub micro_batch: usize,
     pub sequence_parallel: bool,
+    pub fused_loss: bool,
     pub recompute: Recompute,
     pub schedule: ScheduleName,
     /// How vocabulary layers are placed, and which layers the end stages have beside them.
@@ -69,6 +70,7 @@ impl Default for Split {
             cp_ulysses: 0,
             micro_batch: 8,
             sequence_parallel: false,
+            fused_loss: false,
             recompute: Recompute::None,
             schedule: ScheduleName::OneFOneB,
             vocab: Vocab::FirstLast,
@@ -161,6 +163,7 @@ impl Split {
                 order: self.order,
             },
             sequence_parallel: self.sequence_parallel && self.tp > 1,
+            fused_loss: self.fused_loss,
             cp_style: self.cp_style,
             cp_ulysses: self.ulysses(),
             micro_batch,

@@ -87,6 +87,7 @@ pub(super) struct LayoutKey {
     micro_batch: u64,
     cp_style: CpStyle,
     sequence_parallel: bool,
+    fused_loss: bool,
     dtype: Dtype,
     overlap: (MoeOverlap, u64),
 }
@@ -98,6 +99,7 @@ impl LayoutKey {
             micro_batch: d.micro_batch,
             cp_style: d.cp_style,
             sequence_parallel: d.sequence_parallel,
+            fused_loss: d.fused_loss,
             dtype: d.dtype,
             overlap: (d.moe_overlap, d.moe_overlap_degree),
         }

@@ -50,8 +50,9 @@ pub(super) struct Context {
     pub each: u64,
 }
 
-/// Number format, degrees that split a micro-batch, and sequences in a micro-batch.
-type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
+/// Number format, degrees that split a micro-batch, sequence parallelism and fused loss, and
+/// sequences in a micro-batch.
+type PricedBy = (Dtype, u64, u64, CpStyle, u64, [bool; 2], u64);
 
 impl Context {
     /// Number of combinations.
@@ -63,7 +64,8 @@ impl Context {
     /// it.
     pub fn priced_by(&self) -> PricedBy {
         let d = &self.decisions;
-        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, d.sequence_parallel, d.micro_batch)
+        let switches = [d.sequence_parallel, d.fused_loss];
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, switches, d.micro_batch)
     }
 
     /// The search node of this context. A dense model has one parallel layout per context.

@@ -155,6 +155,7 @@ impl Degrees {
             etp: 1,
             zero_stage: 0,
             sequence_parallel: false,
+            fused_loss: false,
             micro_batch: 1,
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
