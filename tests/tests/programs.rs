@@ -43,7 +43,15 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 7] = [
         "gemma2_tp2",
         "gemma2",
         2,
-        &["tp=2", "cp=1", "zero_stage=0", "pp=1", "micro_batch=4", "sequence_parallel=true"],
+        &[
+            "tp=2",
+            "cp=1",
+            "zero_stage=0",
+            "pp=1",
+            "micro_batch=4",
+            "sequence_parallel=true",
+            "fused_loss=true",
+        ],
     ),
     (
         "llama_tied_vocabulary",

@@ -26,7 +26,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 24] = [
+const PLANS: [(&str, u64, &[&str]); 25] = [
     (
         "llama_gqa",
         8,
@@ -195,6 +195,18 @@ const PLANS: [(&str, u64, &[&str]); 24] = [
         ],
     ),
     ("llama_gqa", 2, &["cp=2", "cp_style=all_gather", "zero_stage=0", "micro_batch=2"]),
+    (
+        "llama_tied",
+        4,
+        &[
+            "tp=2",
+            "pp=2",
+            "schedule=1f1b",
+            "micro_batch=2",
+            "sequence_parallel=true",
+            "fused_loss=true",
+        ],
+    ),
 ];
 
 struct Ran {
@@ -665,7 +677,7 @@ fn activations_take_the_bytes_that_were_planned() {
             // Plans count logits as workspace; here they belong to what a micro-batch keeps, as do
             // the statistics of norms and softmax, which plans omit.
             let ends = program.stages_of(pp_rank).contains(&(program.stages.len() - 1));
-            let holds = ends || program.vocab.is_some();
+            let holds = (ends || program.vocab.is_some()) && !program.fused_loss;
             let head = if holds { run.logits_bytes() } else { 0.0 };
             let seen = number(&rank["peak_activation_bytes"]) as f64;
             // A split backward pass leaves about as much for `W` as it frees.
