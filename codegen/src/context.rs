@@ -3,7 +3,7 @@
 use crate::RuntimeSource;
 use crate::lower::Width;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{CpStyle, Dtype, Offload, RankOrder};
+use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, Gelu, ModelSpec, Window};
@@ -91,6 +91,13 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "context": context_parallel(program),
         "zero_stage": program.zero_stage,
         "dp_shard": program.dp_shard,
+        "reduction": match program.dp_reduction {
+            DpReduction::Naive => "AtEnd".to_owned(),
+            DpReduction::Overlapped => "PerParameter".to_owned(),
+            DpReduction::Bucketed => {
+                format!("Buckets {{ bytes: {} << 20 }}", program.dp_bucket_mib)
+            }
+        },
         "optimizer_memory": match program.offload {
             Offload::None => "Device",
             Offload::Optimizer => "Host",

@@ -176,6 +176,29 @@ names! {
 }
 
 names! {
+    /// When the gradients of replicas are summed (Li et al. 2020, arXiv 2006.15704, section 3.2).
+    DpReduction {
+        /// As soon as a bucket of them is complete.
+        Bucketed = "bucketed",
+        /// Each parameter's as soon as it is complete.
+        Overlapped = "overlapped",
+        /// After the last backward pass.
+        Naive = "naive",
+    }
+}
+
+/// The usual size of a bucket, MiB (PyTorch DDP; Li et al. 2020, section 5.3).
+pub const USUAL_BUCKET_MIB: u64 = 25;
+
+const fn usual_bucket_mib() -> u64 {
+    USUAL_BUCKET_MIB
+}
+
+const fn bucketed() -> DpReduction {
+    DpReduction::Bucketed
+}
+
+names! {
     /// Order of the mesh axes over ranks, fastest-varying first.
     RankOrder {
         /// Pipeline outermost (Megatron's default).

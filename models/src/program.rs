@@ -5,7 +5,7 @@
 
 pub use crate::decisions::Recompute;
 
-use crate::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Offload};
+use crate::decisions::{CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
 use crate::mesh::Mesh;
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
@@ -63,6 +63,10 @@ pub struct Program {
     pub dp_shard: usize,
     /// What host memory holds.
     pub offload: Offload,
+    /// When replicas sum gradients.
+    pub dp_reduction: DpReduction,
+    /// Size of a bucket, MiB.
+    pub dp_bucket_mib: u64,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
     /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
@@ -138,6 +142,8 @@ impl Program {
             zero_stage: d.zero_stage,
             dp_shard: d.dp_shard as usize,
             offload: d.offload,
+            dp_reduction: d.dp_reduction,
+            dp_bucket_mib: d.dp_bucket_mib,
             post_validation: d.post_validation,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,

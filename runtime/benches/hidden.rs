@@ -5,7 +5,7 @@
 //! of the step's computation. What ranks wait for is exposed; the rest is hidden.
 
 use direct::Direct;
-use models::decisions::{CpStyle, Offload, RankOrder};
+use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::read;
@@ -55,6 +55,8 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         zero_stage,
         dp_shard: if zero_stage > 0 { (cp * dp) as usize } else { 1 },
         offload: Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
         stages: vec![StageProgram { first_layer: 0, recompute }],
         passes: schedule.passes,

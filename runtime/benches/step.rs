@@ -5,7 +5,7 @@
 //! tools/side_by_side.py runs it beside PyTorch.
 
 use direct::Direct;
-use models::decisions::{CpStyle, Offload, RankOrder};
+use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -61,6 +61,8 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         zero_stage: 0,
         dp_shard: 1,
         offload: Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
         stages: (0..pp as usize).map(stage).collect(),
         passes: schedule.passes,

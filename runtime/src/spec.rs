@@ -4,6 +4,7 @@
 use crate::context_parallel::ContextParallel;
 use crate::passes::Passes;
 use crate::state::shards::Zero;
+use crate::step::reduce::Reduction;
 use crate::step_time::StepTime;
 use models::mesh::Mesh;
 use models::schedule::{StageLayout, VocabPasses};
@@ -31,6 +32,8 @@ pub struct TrainerSpec {
     pub vocab: Option<VocabPasses>,
     /// What replicas share of weights, gradients and optimizer state.
     pub zero: Zero,
+    /// When replicas sum gradients.
+    pub reduction: Reduction,
     /// Where exact weights and moments lie, and where they are updated.
     pub optimizer: OptimizerMemory,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and

@@ -5,7 +5,8 @@ mod common;
 use common::{Split, model};
 use direct::Direct;
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
+    AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
 use models::program::{Program, Recompute};
@@ -40,6 +41,8 @@ fn decisions() -> Decisions {
         aux_scope: AuxScope::MicroBatch,
         dtype: Dtype::F32,
         offload: Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         rank_order: RankOrder::DpInner,
         post_validation: false,
         pass_times: None,

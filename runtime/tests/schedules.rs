@@ -9,7 +9,7 @@ mod common;
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
 use direct::Direct;
-use models::decisions::{CpStyle, Offload, Vocab};
+use models::decisions::{CpStyle, DpReduction, Offload, USUAL_BUCKET_MIB, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -170,6 +170,8 @@ impl Case {
             zero_stage: self.zero,
             dp_shard: if self.zero > 0 { self.dp * self.cp } else { 1 },
             offload: Offload::None,
+            dp_reduction: DpReduction::Bucketed,
+            dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
             stages,
             passes: schedule.passes,

@@ -5,7 +5,7 @@
 use codegen::{RuntimeSource, render};
 use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
-use models::decisions::{CpStyle, Decisions};
+use models::decisions::{CpStyle, Decisions, DpReduction, USUAL_BUCKET_MIB};
 use models::mesh::Mesh;
 use models::model::{ModelSpec, Positions, Window};
 use models::plan::Plan;
@@ -199,6 +199,8 @@ fn shrunk(case: &Case) -> Program {
         zero_stage: d.zero_stage,
         dp_shard: d.dp_shard as usize,
         offload: d.offload,
+        dp_reduction: whole.dp_reduction,
+        dp_bucket_mib: whole.dp_bucket_mib,
         post_validation: d.post_validation,
         stages,
         passes: schedule.passes,
@@ -223,6 +225,8 @@ fn alone(of: &Program) -> Program {
         zero_stage: 0,
         dp_shard: 1,
         offload: models::decisions::Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
         stages: vec![StageProgram { first_layer: 0, recompute }],
         passes: schedule.passes,

@@ -12,7 +12,7 @@ use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
-use models::decisions::{CpStyle, Dtype, Offload, RankOrder, Vocab};
+use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
 use models::mesh::Mesh;
 use models::model::ModelSpec;
 use models::plan::Plan;
@@ -84,10 +84,11 @@ const VALUES: Indices = [
     ZERO.len(),
     CP.len(),
     2,
+    DpReduction::ALL.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 12];
+type Indices = [usize; 13];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -101,6 +102,7 @@ struct Combination {
     dp: usize,
     sequence_parallel: bool,
     fused_loss: bool,
+    reduction: DpReduction,
     micro_batch: usize,
     recompute: &'static [Recompute],
     schedule: ScheduleName,
@@ -121,6 +123,7 @@ impl Combination {
             dp: DP[of[3]],
             sequence_parallel: of[4] == 1,
             fused_loss: of[11] == 1,
+            reduction: DpReduction::ALL[of[12]],
             micro_batch: MICRO_BATCH[of[5]],
             recompute: RECOMPUTE[of[6]],
             schedule: SCHEDULE[of[7]],
@@ -139,7 +142,8 @@ impl Combination {
         let named_once = (self.tp > 1 || !self.sequence_parallel)
             && (self.pp > 1 || self.vocab == Vocab::FirstLast)
             && !(self.fused_loss && self.vocab.over_pipeline())
-            && (self.dp * self.cp.0 > 1 || self.zero.0 == 0);
+            && (self.dp * self.cp.0 > 1
+                || self.zero.0 == 0 && self.reduction == DpReduction::Bucketed);
         let heads = models[self.case].attention.heads;
         named_once
             && self.tp * self.pp * self.dp * self.cp.0 <= 16
@@ -195,6 +199,8 @@ impl Combination {
             zero_stage: self.zero.0,
             dp_shard: if self.zero.0 > 0 { self.dp * self.cp.0 } else { 1 },
             offload: self.zero.1,
+            dp_reduction: self.reduction,
+            dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
             stages: self.stages(schedule.stages()),
             passes: schedule.passes,

@@ -9,14 +9,16 @@ mod run;
 mod stage;
 
 use codegen::lower::{Lowered, lower};
-use models::decisions::{CpStyle, Offload};
+use models::decisions::{CpStyle, DpReduction, Offload};
 use models::formulas::flops::training_flops;
 use models::model::Positions;
 use models::program::Program;
 use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{ContextParallel, Device, Exchange, OptimizerMemory, Prediction, TrainerSpec, Zero};
+use runtime::{
+    ContextParallel, Device, Exchange, OptimizerMemory, Prediction, Reduction, TrainerSpec, Zero,
+};
 use stage::DirectStage;
 use std::sync::Arc;
 
@@ -66,6 +68,13 @@ impl<D: Device> Stages<D> for Direct {
             passes: program.passes.clone().into(),
             vocab: program.vocab,
             zero: Zero { stage: program.zero_stage, ways: program.dp_shard },
+            reduction: match program.dp_reduction {
+                DpReduction::Naive => Reduction::AtEnd,
+                DpReduction::Overlapped => Reduction::PerParameter,
+                DpReduction::Bucketed => {
+                    Reduction::Buckets { bytes: (program.dp_bucket_mib as usize) << 20 }
+                }
+            },
             optimizer: match program.offload {
                 Offload::None => OptimizerMemory::Device,
                 Offload::Optimizer => OptimizerMemory::Host,

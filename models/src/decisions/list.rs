@@ -4,7 +4,9 @@
 //! `plan check` demands, and the degrees in the search space follow from the rows below. A new
 //! decision is a row here and the code that prices it.
 
-use super::{AuxScope, CpStyle, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab};
+use super::{
+    AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
+};
 use crate::model::ModelSpec;
 use crate::schedule::{PassRatios, ScheduleName};
 use serde::{Deserialize, Serialize};
@@ -55,6 +57,11 @@ macro_rules! with_decisions {
             aux_scope: AuxScope = choice(), [], "Scope of the load-balancing loss.";
             dtype: Dtype = choice(), [], "Number format.";
             offload: Offload = choice(), [], "What host memory holds.";
+            #[serde(default = "super::bucketed")]
+            dp_reduction: DpReduction = choice(), [],
+                "When replicas sum gradients; the first of those allowed is taken.";
+            #[serde(default = "super::usual_bucket_mib")]
+            dp_bucket_mib: u64 = number(1, MOST), [], "Size of a bucket of `bucketed`, MiB; 25 unless set.";
             rank_order: RankOrder = choice(), [], "Order of the mesh axes over ranks.";
             post_validation: bool = switch(), [], "Optimizer post-validation (zero-bubble schedules).";
             #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +246,7 @@ macro_rules! named_values {
 }
 
 named_values!(CpStyle, ScheduleName, RecomputePolicy, Vocab, MoeOverlap);
-named_values!(AuxScope, Dtype, Offload, RankOrder);
+named_values!(AuxScope, DpReduction, Dtype, Offload, RankOrder);
 
 macro_rules! values {
     ($type:ty, number, ($least:expr, $most:expr)) => {

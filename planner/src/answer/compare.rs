@@ -297,6 +297,8 @@ fn same_but_schedule(r: &Restrictions, d: &Decisions) -> Restrictions {
         moe_overlap_degree: Numbers::only(d.moe_overlap_degree),
         dtype: Choice::of(&[d.dtype]),
         offload: Choice::of(&[d.offload]),
+        dp_reduction: Choice::of(&[d.dp_reduction]),
+        dp_bucket_mib: Numbers::only(d.dp_bucket_mib),
         rank_order: Choice::of(&[d.rank_order]),
         post_validation: Choice::default(),
         ..r.clone()

@@ -62,6 +62,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("etp", &r.etp, d.etp),
         ("zero_stage", &r.zero_stage, u64::from(d.zero_stage)),
         ("micro_batch", &r.micro_batch, d.micro_batch),
+        ("dp_bucket_mib", &r.dp_bucket_mib, d.dp_bucket_mib),
     ];
     let numbers = numbers.map(|(name, allowed, n)| (name, allowed.allows(n), n.to_string()));
     // An order of its own is not that of a named schedule.
@@ -75,6 +76,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("aux_scope", d.aux_scope == aux_scope, d.aux_scope.name()),
         ("dtype", r.dtype.allows(d.dtype), d.dtype.name()),
         ("offload", r.offload.allows(d.offload), d.offload.name()),
+        ("dp_reduction", r.dp_reduction.allows(d.dp_reduction), d.dp_reduction.name()),
         ("rank_order", r.rank_order.allows(d.rank_order), d.rank_order.name()),
     ];
     let choices = choices.map(|(name, allowed, value)| (name, allowed, value.to_owned()));

@@ -1,7 +1,9 @@
 //! Answers on one screen: aligned, without colour, units on every number.
 
 use crate::answer::report::{Alternative, Answer, fullest, warnings};
-use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, RecomputePolicy};
+use models::decisions::{
+    Decisions, DpReduction, MoeOverlap, Offload, RankOrder, RecomputePolicy, USUAL_BUCKET_MIB,
+};
 use models::model::{ModelSpec, params};
 use models::placement::StageMemory;
 use models::plan::{Basis, Breakdown, ErrorBand, Plan, Predicted};
@@ -88,6 +90,11 @@ fn state_decisions(d: &Decisions) -> String {
     let mut parts = vec![format!("vocab {}{loss}", d.vocab), zero(d)];
     if d.recompute != RecomputePolicy::None {
         parts.push(format!("recompute {}", d.recompute));
+    }
+    match d.dp_reduction {
+        DpReduction::Bucketed if d.dp_bucket_mib == USUAL_BUCKET_MIB => {}
+        DpReduction::Bucketed => parts.push(format!("buckets of {} MiB", d.dp_bucket_mib)),
+        other => parts.push(format!("{other} reduction")),
     }
     if d.offload != Offload::None {
         parts.push(format!("offload {}", d.offload));

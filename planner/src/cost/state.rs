@@ -3,7 +3,7 @@
 use super::collective::{self, Collective};
 use super::memory_bound;
 use models::cluster::{ClusterSpec, Software};
-use models::decisions::{Decisions, Dtype, Offload};
+use models::decisions::{Decisions, DpReduction, Dtype, Offload, USUAL_BUCKET_MIB};
 use models::formulas::state::{StateBytes, zero_bytes};
 use models::layer::Split;
 use models::mesh::GroupShape;
@@ -85,6 +85,9 @@ impl Replicas {
     }
 }
 
+/// The buckets that published software has.
+const USUAL_BUCKET_BYTES: f64 = (USUAL_BUCKET_MIB << 20) as f64;
+
 /// Memory and time of parameter state under given decisions.
 #[derive(Clone, Debug)]
 pub struct StateCost<'a> {
@@ -92,6 +95,8 @@ pub struct StateCost<'a> {
     bytes: StateBytes,
     zero_stage: u8,
     offload: Offload,
+    reduction: DpReduction,
+    bucket_bytes: f64,
     /// Bytes in host memory for each byte of optimizer state: exact weights lie there too, which
     /// are optimizer state in mixed precision alone.
     host_copies: f64,
@@ -171,6 +176,8 @@ impl<'a> StateCost<'a> {
             bytes: parameter_bytes(d.dtype, &cluster.software),
             zero_stage: d.zero_stage,
             offload: d.offload,
+            reduction: d.dp_reduction,
+            bucket_bytes: (d.dp_bucket_mib << 20) as f64,
             host_copies: if matches!(d.dtype, Dtype::F32 | Dtype::F64) { 1.5 } else { 1.0 },
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
             expert: make(expert_group(expert_replicas), expert_group(expert_shard)),
@@ -266,7 +273,30 @@ impl<'a> StateCost<'a> {
             1 => self.reduce_scatter_s(params) + self.across_s(params),
             _ => self.across_s(params),
         };
-        self.step_exposed_s(reduce_s, backward_s)
+        let count = params.dense + params.expert;
+        match self.reduction {
+            DpReduction::Naive => reduce_s * self.cluster.software.dp_slowdown,
+            DpReduction::Overlapped => {
+                let latencies_s = self.extra_latencies_s(count, count * self.tensors);
+                self.step_exposed_s(reduce_s + latencies_s, backward_s)
+            }
+            DpReduction::Bucketed => {
+                let bytes = count * self.reduced_bytes();
+                let latencies_s = self.extra_latencies_s(count, bytes / self.bucket_bytes);
+                // Nothing hides the last bucket. Fitted overlaps have the usual one's share.
+                let last = (self.bucket_bytes - USUAL_BUCKET_BYTES).max(0.0) / bytes;
+                let hidden_in_s = backward_s.min(reduce_s * (1.0 - last).max(0.0));
+                let hidden_in_s = if last > 0.0 { hidden_in_s } else { backward_s };
+                self.step_exposed_s(reduce_s + latencies_s, hidden_in_s)
+            }
+        }
+    }
+
+    /// Latencies of more reductions than the usual buckets need, which fitted slowdowns have.
+    fn extra_latencies_s(&self, params: f64, calls: f64) -> f64 {
+        let usual = params * self.reduced_bytes() / USUAL_BUCKET_BYTES;
+        let call_s = collective::ring_latency_s(self.cluster, &self.dense.all);
+        (calls - usual).max(0.0) * call_s
     }
 
     /// Whether every rank gets the sums of all gradients.
@@ -297,7 +327,11 @@ impl<'a> StateCost<'a> {
     pub fn pass_exposed_s(&self, comm_s: f64, compute_s: f64) -> f64 {
         let software = &self.cluster.software;
         let comm_s = comm_s * software.zero3_slowdown;
-        comm_s - (comm_s * software.zero3_overlap).min(compute_s)
+        let hidden = match self.reduction {
+            DpReduction::Naive => 0.0,
+            _ => software.zero3_overlap,
+        };
+        comm_s - (comm_s * hidden).min(compute_s)
     }
 
     /// Lower bound on the exposed communication of pipeline ranks that hold `params` on average;

@@ -1,7 +1,8 @@
 //! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
+    AuxScope, CpStyle, Decision, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    RecomputePolicy, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;
@@ -40,6 +41,14 @@ impl Numbers {
     /// Allows `value` alone.
     pub fn only(value: u64) -> Self {
         Self { list: Some(vec![value]), ..Self::default() }
+    }
+
+    /// `usual` if it is allowed, else the nearest value that is.
+    pub fn nearest(&self, usual: u64) -> u64 {
+        let bounds = [self.least, self.most].into_iter().flatten();
+        let given = self.list.iter().flatten().copied().chain(bounds);
+        let allowed = std::iter::once(usual).chain(given).filter(|&value| self.allows(value));
+        allowed.min_by_key(|value| value.abs_diff(usual)).unwrap_or(usual)
     }
 
     fn narrow(&mut self, relation: Relation, values: Vec<u64>) {

@@ -7,8 +7,8 @@
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy,
-    Vocab,
+    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::model::ModelSpec;
 use models::program::{unsupported_decisions, unsupported_model};
@@ -287,6 +287,9 @@ impl<'a> Space<'a> {
             aux_scope: self.restrictions.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch),
             dtype,
             offload: Offload::None,
+            // The order of `ALL` is that of their prices.
+            dp_reduction: self.restrictions.dp_reduction.among(DpReduction::ALL)[0],
+            dp_bucket_mib: self.restrictions.dp_bucket_mib.nearest(USUAL_BUCKET_MIB),
             rank_order: RankOrder::DpInner,
             post_validation: self.restrictions.wants_post_validation(),
             pass_times: None,

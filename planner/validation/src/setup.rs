@@ -10,7 +10,8 @@ use super::searched::Searched;
 use super::{architecture, machine};
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
+    AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::formulas::vocabulary::output_compute_ratio;
 use models::model::ModelSpec;
@@ -163,6 +164,8 @@ fn decisions(
         aux_scope: AuxScope::MicroBatch,
         dtype: dtype(row)?,
         offload: Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         rank_order: RankOrder::DpInner,
         post_validation: row.schedule.starts_with("ZB-") && !RunFlags::of(row).synchronous_step,
         pass_times: None,

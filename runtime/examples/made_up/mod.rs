@@ -38,6 +38,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         passes: schedule.passes.into(),
         vocab: None,
         zero: Zero::NONE,
+        reduction: Reduction::default(),
         optimizer: OptimizerMemory::Device,
         post_validation: false,
         seq_len: SEQ_LEN,

@@ -1,7 +1,7 @@
 //! Training steps on arbitrary data, to be timed.
 
 use direct::Direct;
-use models::decisions::{CpStyle, Offload, RankOrder};
+use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -69,6 +69,8 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         zero_stage: 0,
         dp_shard: 1,
         offload: Offload::None,
+        dp_reduction: DpReduction::Bucketed,
+        dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
         stages: vec![StageProgram {
             first_layer: 0,

@@ -23,7 +23,6 @@ use crate::launch::launcher;
 use crate::rank::Rank;
 use crate::spec::TrainerSpec;
 use crate::stages::Stages;
-use crate::step::reduce::Reduction;
 use clap::Parser;
 use flags::{options, threads};
 pub use gpus::OnGpu;
@@ -262,7 +261,7 @@ fn train_rank<D: Device, S: Stages<D>>(
     world: Box<dyn Communicator>,
 ) -> Result<(), Error> {
     let Job { stages, spec, flags, interrupt, ranks_in_process } = job;
-    let mut rank = Rank::new(stages, world, device, Reduction::default(), flags.seed)?;
+    let mut rank = Rank::new(stages, world, device, spec.reduction, flags.seed)?;
     rank.replay_steps(flags.refuse_graphs());
     let run = Run { spec, flags, interrupt, ranks_in_process };
     let ended = TrainingRun::new(run, &mut rank).and_then(TrainingRun::train);

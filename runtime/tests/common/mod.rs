@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
 use direct::Direct;
-use models::decisions::{CpStyle, Offload, RankOrder, Vocab};
+use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -177,6 +177,8 @@ impl Split {
                 (_, ways) => ways,
             },
             offload: self.offload,
+            dp_reduction: DpReduction::Bucketed,
+            dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
             stages: self.stages(model),
             passes: schedule.passes,

@@ -10,7 +10,8 @@ use super::row::Reason;
 use super::setup::Setup;
 use models::cluster::{self, ClusterSpec};
 use models::decisions::{
-    AuxScope, CpStyle, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab,
+    AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::model::{self, ModelSpec, Positions};
 use models::schedule::ScheduleName;
@@ -167,6 +168,8 @@ impl Degrees {
             aux_scope: AuxScope::MicroBatch,
             dtype: Dtype::Fp16,
             offload: Offload::None,
+            dp_reduction: DpReduction::Bucketed,
+            dp_bucket_mib: USUAL_BUCKET_MIB,
             rank_order: RankOrder::DpInner,
             post_validation: false,
             pass_times: None,
