@@ -56,6 +56,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "sequence_parallel": sizes.sequence_parallel,
         "micro_batch": program.micro_batch,
         "micro_batches": program.micro_batches,
+        "recompute_group": program.recompute_group,
         "tokens_a_micro_batch": sizes.tokens,
         "rows": sizes.rows,
         "hidden": sizes.hidden,

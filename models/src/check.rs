@@ -330,6 +330,9 @@ fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     let valid = "first_last, redistribute or tensor; the others need pp above 1 and a schedule with \
                  vocabulary passes, such as 1f1b";
     checks.that(!d.vocab.over_pipeline() || hosts, "decisions.vocab", d.vocab, valid);
+    let grouped = d.recompute_group == 1 || d.recompute == RecomputePolicy::Full;
+    let valid = "1; more only where recompute is full";
+    checks.that(grouped, "decisions.recompute_group", d.recompute_group, valid);
     let whole = !d.fused_loss || !d.vocab.over_pipeline();
     let valid = "false with vocabulary passes, whose logits wait for all ranks";
     checks.that(whole, "decisions.fused_loss", d.fused_loss, valid);

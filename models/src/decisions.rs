@@ -194,6 +194,10 @@ const fn usual_bucket_mib() -> u64 {
     USUAL_BUCKET_MIB
 }
 
+const fn one() -> u64 {
+    1
+}
+
 const fn bucketed() -> DpReduction {
     DpReduction::Bucketed
 }

@@ -70,6 +70,8 @@ pub struct Program {
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
     /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
+    /// Layers that full recomputation keeps one input of; 1 unless all layers recompute fully.
+    pub recompute_group: usize,
     /// Stages, in model order.
     pub stages: Vec<StageProgram>,
     /// For each pipeline rank, its passes in order.
@@ -145,6 +147,7 @@ impl Program {
             dp_reduction: d.dp_reduction,
             dp_bucket_mib: d.dp_bucket_mib,
             post_validation: d.post_validation,
+            recompute_group: d.recompute_group as usize,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
             passes: schedule.passes,
             planned_memory_bytes: memory.iter().map(|rank| rank.total).max().unwrap_or(0),
@@ -262,9 +265,9 @@ fn refuse_splits(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
         _ => d.cp,
     };
     let equal = model.seq_len.is_multiple_of(parts);
-    let tokens = model.seq_len;
-    let valid = "a degree that cuts a sequence's tokens into equal parts";
-    refused.unless(equal, "cp", format_args!("{} for {tokens} tokens", d.cp), valid);
+    let valid =
+        format!("a degree that cuts a sequence's {} tokens into equal parts", model.seq_len);
+    refused.unless(equal, "cp", d.cp, &valid);
     let local = crate::layer::LocalHeads::new(model, d.tp);
     let even = (heads / d.tp).is_multiple_of(d.cp_ulysses)
         && (local.kv_heads.is_multiple_of(d.cp_ulysses)

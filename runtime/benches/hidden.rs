@@ -58,6 +58,7 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         dp_reduction: DpReduction::Bucketed,
         dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
+        recompute_group: 1,
         stages: vec![StageProgram { first_layer: 0, recompute }],
         passes: schedule.passes,
         planned_memory_bytes: 0,

@@ -64,6 +64,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         dp_reduction: DpReduction::Bucketed,
         dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
+        recompute_group: 1,
         stages: (0..pp as usize).map(stage).collect(),
         passes: schedule.passes,
         planned_memory_bytes: 0,

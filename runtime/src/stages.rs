@@ -251,6 +251,57 @@ pub fn backward_all<D: Device, L: Layer<D>>(
     Ok(dy)
 }
 
+/// A residual stream that can be kept.
+pub trait Shared<D: Device>: Sized {
+    /// Two handles of it.
+    fn twice(self, ctx: &Context<'_, D>) -> [Self; 2];
+}
+
+/// Forward through layers, of which each `group` keeps its input alone: the backward pass runs the
+/// group again (Chen et al. 2016, arXiv 1604.06174, section 4).
+///
+/// # Errors
+/// Those of any collective call.
+pub fn forward_in_groups<D: Device, L: Layer<D>>(
+    layers: &[L],
+    group: usize,
+    ctx: &Context<'_, D>,
+    mut stream: L::Stream,
+) -> Result<(L::Stream, Vec<L::Stream>), CommError>
+where
+    L::Stream: Shared<D>,
+{
+    let mut inputs = Vec::with_capacity(layers.len().div_ceil(group));
+    for layers in layers.chunks(group) {
+        let [input, mut next] = stream.twice(ctx);
+        inputs.push(input);
+        for layer in layers {
+            (next, _) = layer.forward(ctx, next)?;
+        }
+        stream = next;
+    }
+    Ok((stream, inputs))
+}
+
+/// Backward through such groups.
+///
+/// # Errors
+/// Those of any collective call.
+pub fn backward_in_groups<D: Device, L: Layer<D>>(
+    layers: &[L],
+    group: usize,
+    ctx: &Context<'_, D>,
+    inputs: Vec<L::Stream>,
+    mut dy: L::Gradient,
+    gradients: &mut Gradients<'_, D>,
+) -> Result<L::Gradient, CommError> {
+    for (layers, input) in layers.chunks(group).zip(inputs).rev() {
+        let (_, kept) = forward_all(layers, ctx, input)?;
+        dy = backward_all(layers, ctx, kept, dy, gradients)?;
+    }
+    Ok(dy)
+}
+
 /// What [`Stage::forward`] of the same stage kept.
 ///
 /// # Panics

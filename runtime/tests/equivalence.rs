@@ -56,7 +56,14 @@ const CP: [(usize, CpStyle, usize); 9] = [
     (4, CpStyle::Ulysses, 4),
     (4, CpStyle::Hybrid, 2),
 ];
-const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+/// What is computed again, and the layers of a group.
+const RECOMPUTE: [(Recompute, usize); 5] = [
+    (Recompute::None, 1),
+    (Recompute::Selective, 1),
+    (Recompute::Full, 1),
+    (Recompute::Full, 2),
+    (Recompute::Full, 3),
+];
 /// Indices of some decisions in a combination.
 const OF_VOCAB: usize = 8;
 const OF_ORDER: usize = 9;
@@ -105,7 +112,8 @@ fn split(of: &Indices) -> (&'static str, Split) {
         cp: CP[of[OF_CP]].0,
         cp_style: CP[of[OF_CP]].1,
         cp_ulysses: CP[of[OF_CP]].2,
-        recompute: RECOMPUTE[of[OF_RECOMPUTE]],
+        recompute: RECOMPUTE[of[OF_RECOMPUTE]].0,
+        recompute_group: RECOMPUTE[of[OF_RECOMPUTE]].1,
         fused_loss: of[OF_FUSED_LOSS] == 1,
         delays: None,
     };

@@ -173,6 +173,7 @@ impl Case {
             dp_reduction: DpReduction::Bucketed,
             dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
+            recompute_group: 1,
             stages,
             passes: schedule.passes,
             planned_memory_bytes: 0,

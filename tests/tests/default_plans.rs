@@ -202,6 +202,7 @@ fn shrunk(case: &Case) -> Program {
         dp_reduction: whole.dp_reduction,
         dp_bucket_mib: whole.dp_bucket_mib,
         post_validation: d.post_validation,
+        recompute_group: whole.recompute_group,
         stages,
         passes: schedule.passes,
         planned_memory_bytes: 0,
@@ -228,6 +229,7 @@ fn alone(of: &Program) -> Program {
         dp_reduction: DpReduction::Bucketed,
         dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
+        recompute_group: 1,
         stages: vec![StageProgram { first_layer: 0, recompute }],
         passes: schedule.passes,
         ..of.clone()

@@ -35,6 +35,7 @@ fn whole() -> Shape {
         moe_overlap: MoeOverlap::None,
         moe_overlap_degree: 1,
         fused_loss: false,
+        recompute_group: 1,
         dtype: Dtype::Fp16,
         tp_group: alone(),
         cp_group: alone(),

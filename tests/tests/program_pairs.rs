@@ -29,11 +29,13 @@ const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];
 const MICRO_BATCH: [usize; 3] = [1, 2, 4];
 /// What layers recompute in turn.
-const RECOMPUTE: [&[Recompute]; 4] = [
-    &[Recompute::None],
-    &[Recompute::Selective],
-    &[Recompute::Full],
-    &[Recompute::Full, Recompute::Selective, Recompute::None],
+/// What layers compute again, in turn, and the layers of a group.
+const RECOMPUTE: [(&[Recompute], usize); 5] = [
+    (&[Recompute::None], 1),
+    (&[Recompute::Selective], 1),
+    (&[Recompute::Full], 1),
+    (&[Recompute::Full, Recompute::Selective, Recompute::None], 1),
+    (&[Recompute::Full], 2),
 ];
 const SCHEDULE: [ScheduleName; 10] = [
     ScheduleName::GPipe,
@@ -105,6 +107,7 @@ struct Combination {
     reduction: DpReduction,
     micro_batch: usize,
     recompute: &'static [Recompute],
+    recompute_group: usize,
     schedule: ScheduleName,
     vocab: Vocab,
     zero: (u8, Offload),
@@ -125,7 +128,8 @@ impl Combination {
             fused_loss: of[11] == 1,
             reduction: DpReduction::ALL[of[12]],
             micro_batch: MICRO_BATCH[of[5]],
-            recompute: RECOMPUTE[of[6]],
+            recompute: RECOMPUTE[of[6]].0,
+            recompute_group: RECOMPUTE[of[6]].1,
             schedule: SCHEDULE[of[7]],
             vocab: VOCAB[of[8]],
             zero: ZERO[of[9]],
@@ -202,6 +206,7 @@ impl Combination {
             dp_reduction: self.reduction,
             dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
+            recompute_group: self.recompute_group,
             stages: self.stages(schedule.stages()),
             passes: schedule.passes,
             planned_memory_bytes: 0,

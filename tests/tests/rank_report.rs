@@ -26,7 +26,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 25] = [
+const PLANS: [(&str, u64, &[&str]); 26] = [
     (
         "llama_gqa",
         8,
@@ -205,6 +205,19 @@ const PLANS: [(&str, u64, &[&str]); 25] = [
             "micro_batch=2",
             "sequence_parallel=true",
             "fused_loss=true",
+        ],
+    ),
+    (
+        "qwen2",
+        4,
+        &[
+            "tp=2",
+            "pp=2",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=true",
+            "recompute=full",
+            "recompute_group=2",
         ],
     ),
 ];
@@ -576,7 +589,11 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
     let both_passes = 2.0 * REDUCTIONS_A_PASS * all_reduce_volume(activation, tp);
     // Inputs of linear layers are stored sharded and gathered again backward.
     let again = if program.sequence_parallel { REDUCTIONS_A_PASS } else { 0.0 };
-    let each_layer = both_passes + again * all_gather_volume(activation, tp);
+    // Layers that run again in groups repeat their reductions.
+    let repeated = if program.recompute_group > 1 { REDUCTIONS_A_PASS } else { 0.0 };
+    let each_layer = both_passes
+        + again * all_gather_volume(activation, tp)
+        + repeated * all_reduce_volume(activation, tp);
     let mut micro_batch = layers as f64 * each_layer;
     if program.vocab.is_some() {
         if program.sequence_parallel {

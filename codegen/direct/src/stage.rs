@@ -46,21 +46,42 @@ impl Part {
     }
 }
 
-/// What a stage keeps of a micro-batch: values of each segment.
+/// What a segment keeps of a micro-batch.
+enum PartKept<D: Device> {
+    /// Values that its backward pass reads.
+    Values(Vec<(Value, Slot<D>)>),
+    /// The stream with which a group of layers runs again.
+    Input(Rc<Buffer<D>>),
+    /// Nothing: it runs again with the layer before it.
+    Nothing,
+}
+
+impl<D: Device> PartKept<D> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Values(values) => values.iter().map(|(_, slot)| bytes(slot)).sum(),
+            Self::Input(stream) => stream.bytes(),
+            Self::Nothing => 0,
+        }
+    }
+}
+
+/// What a stage keeps of a micro-batch.
 struct StageKept<D: Device> {
-    parts: Vec<Vec<(Value, Slot<D>)>>,
+    parts: Vec<PartKept<D>>,
     /// The logits' value of the last segment.
     logits: Option<Value>,
 }
 
 impl<D: Device> Kept<D> for StageKept<D> {
     fn bytes(&self) -> usize {
-        self.parts.iter().flatten().map(|(_, slot)| bytes(slot)).sum()
+        self.parts.iter().map(PartKept::bytes).sum()
     }
 
     fn logits(&self) -> Option<&Buffer<D>> {
         let wanted = self.logits?;
-        let found = self.parts.last()?.iter().find(|(value, _)| *value == wanted);
+        let PartKept::Values(values) = self.parts.last()? else { return None };
+        let found = values.iter().find(|(value, _)| *value == wanted);
         found.and_then(|(_, slot)| slot.tensor())
     }
 }
@@ -94,7 +115,9 @@ impl DirectStage {
         let own = (index == 0).then(|| add(Place::First, Recompute::None)).flatten();
         let stage = &program.stages[index];
         for (layer, &recompute) in stage.layers().zip(&stage.recompute) {
-            add(Place::Layer(layer), recompute);
+            // A group runs again as a whole; its layers keep everything meanwhile.
+            let grouped = program.recompute_group > 1;
+            add(Place::Layer(layer), if grouped { Recompute::None } else { recompute });
         }
         if index + 1 == program.stages.len() {
             add(Place::Last(own.or(table)), Recompute::None);
@@ -106,6 +129,59 @@ impl DirectStage {
             table: own,
             activation: activation(&program.model),
         }
+    }
+
+    /// Where layers run again in groups: whether a group begins with this part. `None` for parts of
+    /// no group.
+    fn group_from(&self, index: usize) -> Option<bool> {
+        let group = self.lowered.program.recompute_group;
+        let first = self.parts.iter().position(|part| matches!(part.place, Place::Layer(_)))?;
+        let of_group = group > 1 && matches!(self.parts[index].place, Place::Layer(_));
+        of_group.then(|| (index - first).is_multiple_of(group))
+    }
+
+    /// Runs the group that begins with part `first` again, then its backward passes.
+    fn group_backward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        first: usize,
+        stream: Rc<Buffer<D>>,
+        dy: Rc<Buffer<D>>,
+        gradients: &mut Gradients<'_, D>,
+    ) -> Result<Rc<Buffer<D>>, CommError> {
+        let end = (first + 1..self.parts.len()).find(|&n| self.group_from(n) != Some(false));
+        let parts = &self.parts[first..end.unwrap_or(self.parts.len())];
+        let mut passed = Slot::Stream(Residual::Whole(stream));
+        let mut all = Vec::with_capacity(parts.len());
+        for part in parts {
+            let ctx = part.gathered(ctx)?;
+            let mut run = self.run(&ctx, part);
+            passed = run.forward(passed)?;
+            all.push(run.keep(part.recompute));
+        }
+        let mut dy = dy;
+        for (part, values) in parts.iter().zip(all).rev() {
+            dy = self.part_backward(ctx, part, values, dy, gradients)?;
+        }
+        Ok(dy)
+    }
+
+    fn part_backward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        part: &Part,
+        kept: Vec<(Value, Slot<D>)>,
+        dy: Rc<Buffer<D>>,
+        gradients: &mut Gradients<'_, D>,
+    ) -> Result<Rc<Buffer<D>>, CommError> {
+        // The input layer's backward pass reads no weights.
+        let reads_none = matches!(part.place, Place::First);
+        let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
+        let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
+        run.restore(part.recompute, kept)?;
+        let passed = run.backward(dy, gradients)?;
+        gradients.complete_from(part.parameters.start)?;
+        Ok(passed)
     }
 
     fn run<'a, D: Device>(&'a self, ctx: &'a Context<'a, D>, part: &'a Part) -> Run<'a, D> {
@@ -148,11 +224,26 @@ impl<D: Device> Stage<D> for DirectStage {
             false => Slot::Stream(Residual::Whole(x)),
         };
         let mut kept = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
+        for (index, part) in self.parts.iter().enumerate() {
+            let group = self.group_from(index);
+            let mut input = None;
+            if let (Some(true), Slot::Stream(stream)) = (group, &mut passed) {
+                let whole = std::mem::replace(stream, Residual::Whole(Rc::new(Buffer::empty())));
+                let whole = match whole {
+                    Residual::Whole(x) => x,
+                    sum @ Residual::Split(..) => Rc::new(sum.whole(ctx)),
+                };
+                *stream = Residual::Whole(whole.clone());
+                input = Some(whole);
+            }
             let ctx = part.gathered(ctx)?;
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed)?;
-            kept.push(run.keep(part.recompute));
+            kept.push(match (group, input) {
+                (None, _) => PartKept::Values(run.keep(part.recompute)),
+                (Some(_), Some(input)) => PartKept::Input(input),
+                (Some(_), None) => PartKept::Nothing,
+            });
         }
         let logits = self.parts.last().and_then(|part| {
             segment(&self.lowered, part.place).values.iter().position(|of| of.name == "logits")
@@ -175,14 +266,18 @@ impl<D: Device> Stage<D> for DirectStage {
     ) -> Result<Buffer<D>, CommError> {
         let kept: StageKept<D> = own(kept);
         let mut passed = Rc::new(dy);
-        for (part, kept) in self.parts.iter().zip(kept.parts).rev() {
-            // The input layer's backward pass reads no weights.
-            let reads_none = matches!(part.place, Place::First);
-            let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
-            let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
-            run.restore(part.recompute, kept)?;
-            passed = run.backward(passed, gradients)?;
-            gradients.complete_from(part.parameters.start)?;
+        for (index, kept) in kept.parts.into_iter().enumerate().rev() {
+            let part = &self.parts[index];
+            let values = match kept {
+                PartKept::Values(values) => values,
+                // It runs again with the first layer of its group.
+                PartKept::Nothing => continue,
+                PartKept::Input(stream) => {
+                    passed = self.group_backward(ctx, index, stream, passed, gradients)?;
+                    continue;
+                }
+            };
+            passed = self.part_backward(ctx, part, values, passed, gradients)?;
         }
         Ok(ctx.own(passed))
     }

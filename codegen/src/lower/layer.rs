@@ -80,8 +80,12 @@ pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Seg
         second.backward(&mut b, "feed-forward block", &kept_2, |b, dy| mlp.backward(b, &inner, dy)),
         first.backward(&mut b, "attention", &kept_1, |b, dy| attention.backward(b, &core, dy)),
     ];
-    let used: Vec<Recompute> =
+    let mut used: Vec<Recompute> =
         program.stages.iter().flat_map(|stage| stage.recompute.clone()).collect();
+    if program.recompute_group > 1 {
+        // The stage runs its groups again; a layer keeps everything meanwhile.
+        used = vec![Recompute::None];
+    }
     let cheap = [kept_1.h, kept_2.h, inner.product];
     // Repeating a reduction would cost more than keeping its result.
     let split = sizes.tp > 1;

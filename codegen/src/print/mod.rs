@@ -97,10 +97,11 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 35] = [
+const PLAN: [&str; 36] = [
     "ACTIVATION",
     "DEVIATION",
     "Full",
+    "GROUP",
     "HEADS",
     "HEAD_DIM",
     "HIDDEN",

@@ -100,6 +100,10 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
         "name": kind.name(),
         "fields": all,
         "kept": of_last.held_fields(kept),
+        "kept_layers": match lowered.program.recompute_group {
+            1 => "layer::Kept<D>",
+            _ => "Residual<D>",
+        },
         "kept_size": if kept.is_empty() { String::new() } else { size(of_last.held_bytes(kept)) },
         "table": kind.takes_table(printer),
         "declare": declare(printer, kind, tied),
@@ -259,8 +263,11 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     } else {
         lines.push("let stream = Stream::begin(Rows::received(x));".to_owned());
     }
-    lines
-        .push("let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned());
+    lines.push(match lowered.program.recompute_group {
+        1 => "let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned(),
+        _ => "let (stream, layers) = stages::forward_in_groups(&self.layers, GROUP, ctx, stream)?;"
+            .to_owned(),
+    });
     let mut kept = vec!["layers".to_owned()];
     if kind.output() {
         lines.extend(gathers_output(printer, &of_last, BODY));
@@ -325,9 +332,13 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         }
         lines.extend(of_last.completes("output_parameters", BODY));
     }
-    lines.push(format!(
-        "let dx = stages::backward_all(&self.layers, ctx, layers, {passed}, gradients)?;"
-    ));
+    let (how, layers) = match lowered.program.recompute_group {
+        1 => ("all", vec!["&self.layers"]),
+        _ => ("in_groups", vec!["&self.layers", "GROUP"]),
+    };
+    let items = layers.into_iter().chain(["ctx", "layers", &passed, "gradients"]);
+    let items: Vec<String> = items.map(str::to_owned).collect();
+    lines.extend(listed(BODY, &format!("let dx = stages::backward_{how}("), &items, ")?;"));
     if kind.input() {
         lines.extend(of_first.of(&into.steps, BODY));
         lines.extend(of_first.completes("parameters", BODY));

@@ -46,6 +46,9 @@ macro_rules! with_decisions {
                 "Micro-batches of an iteration and replica, `m`.";
             schedule: ScheduleName = choice(), [], "Pipeline schedule.";
             recompute: RecomputePolicy = choice(), [], "Activation recomputation.";
+            #[serde(default = "super::one")]
+            recompute_group: u64 = number(1, MOST), [],
+                "Layers that full recomputation keeps one input of; 1 unless set, and more with `recompute` full alone.";
             vocab: Vocab = choice(), [], "Where the vocabulary layers live.";
             #[serde(default)]
             fused_loss: bool = choice(), [],

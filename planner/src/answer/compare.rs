@@ -299,6 +299,7 @@ fn same_but_schedule(r: &Restrictions, d: &Decisions) -> Restrictions {
         offload: Choice::of(&[d.offload]),
         dp_reduction: Choice::of(&[d.dp_reduction]),
         dp_bucket_mib: Numbers::only(d.dp_bucket_mib),
+        recompute_group: Numbers::only(d.recompute_group),
         rank_order: Choice::of(&[d.rank_order]),
         post_validation: Choice::default(),
         ..r.clone()

@@ -62,6 +62,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("etp", &r.etp, d.etp),
         ("zero_stage", &r.zero_stage, u64::from(d.zero_stage)),
         ("micro_batch", &r.micro_batch, d.micro_batch),
+        ("recompute_group", &r.recompute_group, d.recompute_group),
         ("dp_bucket_mib", &r.dp_bucket_mib, d.dp_bucket_mib),
     ];
     let numbers = numbers.map(|(name, allowed, n)| (name, allowed.allows(n), n.to_string()));

@@ -89,7 +89,11 @@ fn state_decisions(d: &Decisions) -> String {
     let loss = if d.fused_loss { ", fused loss" } else { "" };
     let mut parts = vec![format!("vocab {}{loss}", d.vocab), zero(d)];
     if d.recompute != RecomputePolicy::None {
-        parts.push(format!("recompute {}", d.recompute));
+        let group = match d.recompute_group {
+            1 => String::new(),
+            layers => format!(" by {layers} layers"),
+        };
+        parts.push(format!("recompute {}{group}", d.recompute));
     }
     match d.dp_reduction {
         DpReduction::Bucketed if d.dp_bucket_mib == USUAL_BUCKET_MIB => {}

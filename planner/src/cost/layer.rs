@@ -28,6 +28,8 @@ pub struct Shape {
     pub moe_overlap_degree: u64,
     /// Whether logits exist for a block of tokens at a time.
     pub fused_loss: bool,
+    /// Layers that full recomputation keeps one input of.
+    pub recompute_group: u64,
     /// Number format.
     pub dtype: Dtype,
     /// Tensor-parallel group on the links.
@@ -230,11 +232,16 @@ impl LayerPricer<'_> {
         self.cluster.software.attention == AttentionKernel::Flash
     }
 
-    fn saved_bytes(&self, kind: LayerKind, shape: &Shape, option: Recompute) -> f64 {
+    /// Bytes that a layer keeps of a micro-batch, by what it recomputes.
+    pub fn saved_bytes(&self, kind: LayerKind, shape: &Shape, option: Recompute) -> f64 {
         let fused = self.fused_attention();
         let split = &shape.split;
         if option == Recompute::Selective && self.every_second(kind) {
             return layer::every_second_product_bytes(self.model, kind, split, shape.dtype);
+        }
+        if option == Recompute::Full && shape.recompute_group > 1 {
+            let input = layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option);
+            return input / shape.recompute_group as f64;
         }
         if option == Recompute::Full && self.keeps_reduced() {
             let input = layer::saved_bytes(self.model, kind, split, shape.dtype, fused, option);
@@ -305,6 +312,10 @@ impl LayerPricer<'_> {
             self.products(shape.dtype, last).forward + reduced
         };
         let mut spared = Parts::default();
+        // A group's layers are run again as they were.
+        if shape.recompute_group > 1 {
+            return spared;
+        }
         if self.cluster.software.full_recompute != FullRecompute::WholeLayer && !kind.moe {
             spared += last(&layer::dense_gemms(self.model, kind, &shape.split));
         }

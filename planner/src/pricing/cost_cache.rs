@@ -14,7 +14,9 @@ use crate::cost::state::{LocalParams, layer_params};
 use crate::partition::Pipeline;
 use crate::request::space::divisors;
 use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Dtype, MoeOverlap, RankOrder, RecomputePolicy, Vocab};
+use models::decisions::{
+    Decisions, Dtype, MoeOverlap, RankOrder, Recompute, RecomputePolicy, Vocab,
+};
 use models::formulas::vocabulary;
 use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -27,7 +29,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Tokens of a rank, tensor-parallel degree, sequence parallelism and number format.
-type BodyKey = (u64, u64, bool, Dtype);
+type BodyKey = (u64, u64, bool, Dtype, u64);
 
 /// A model on a cluster of a given size, with a cache of what has been priced.
 #[derive(Debug)]
@@ -123,6 +125,7 @@ pub struct LayerCostsKey {
     moe_overlap: MoeOverlap,
     moe_overlap_degree: u64,
     fused_loss: bool,
+    recompute_group: u64,
     dtype: Dtype,
     ep_group: GroupShape,
 }
@@ -135,6 +138,7 @@ impl LayerCostsKey {
             moe_overlap: shape.moe_overlap,
             moe_overlap_degree: shape.moe_overlap_degree,
             fused_loss: shape.fused_loss,
+            recompute_group: shape.recompute_group,
             dtype: shape.dtype,
             ep_group: shape.ep_group.clone(),
         }
@@ -296,6 +300,7 @@ impl<'a> CostCache<'a> {
             moe_overlap: d.moe_overlap,
             moe_overlap_degree: d.moe_overlap_degree,
             fused_loss: d.fused_loss,
+            recompute_group: d.recompute_group,
             dtype: d.dtype,
             tp_group: group(d.tp, 1),
             cp_group: group(d.cp, mesh.stride(Axis::Cp)),
@@ -365,7 +370,8 @@ impl<'a> CostCache<'a> {
 
     fn bodies(&self, shape: &Shape) -> Rc<[Body]> {
         let split = &shape.split;
-        let key = (split.tokens(self.model), split.tp, split.sequence_parallel, shape.dtype);
+        let group = shape.recompute_group;
+        let key = (split.tokens(self.model), split.tp, split.sequence_parallel, shape.dtype, group);
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let price = || self.layers.kinds.iter().map(|&kind| pricer.body(kind, shape)).collect();
         Rc::clone(self.bodies.borrow_mut().entry(key).or_insert_with(price))
@@ -402,9 +408,26 @@ impl<'a> CostCache<'a> {
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,
-            transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
+            transient_bytes: 2.0 * e * tokens * widest as f64
+                + placeholder_bytes
+                + self.group_bytes(shape),
             recompute_choices: RefCell::default(),
         }
+    }
+
+    /// What a group of recomputed layers keeps for its backward pass besides one layer's values, and
+    /// the input of a group that a stage ends with.
+    fn group_bytes(&self, shape: &Shape) -> f64 {
+        if shape.recompute_group == 1 {
+            return 0.0;
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let of = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::None);
+        let largest = self.layers.kinds.iter().map(of).fold(0.0, f64::max);
+        let more = (shape.recompute_group.min(self.layers.len() as u64) - 1) as f64;
+        let full = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::Full);
+        let input = self.layers.kinds.iter().map(full).fold(0.0, f64::max);
+        more * largest + shape.recompute_group as f64 * input
     }
 
     /// Vocabulary layers split over tensor-parallel and pipeline ranks.

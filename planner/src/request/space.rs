@@ -280,6 +280,7 @@ impl<'a> Space<'a> {
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
             recompute: RecomputePolicy::PerLayer,
+            recompute_group: self.restrictions.recompute_group.nearest(1),
             vocab: Vocab::Tensor,
             moe_overlap: MoeOverlap::None,
             moe_overlap_degree: 1,
@@ -438,9 +439,11 @@ impl<'a> Space<'a> {
         };
         let mut offload = r.offload.among(Offload::ALL);
         offload.retain(|&offload| self.runs(&Decisions { offload, ..d.clone() }));
+        let mut recompute = r.recompute.among(RecomputePolicy::ALL);
+        recompute.retain(|&policy| d.recompute_group == 1 || policy == RecomputePolicy::Full);
         PipelineChoices {
             schedules: self.schedules(d),
-            recompute: r.recompute.among(RecomputePolicy::ALL),
+            recompute,
             shards: self.shards(d),
             offload,
             rank_order: orders,

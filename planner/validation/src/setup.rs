@@ -166,6 +166,7 @@ fn decisions(
         offload: Offload::None,
         dp_reduction: DpReduction::Bucketed,
         dp_bucket_mib: USUAL_BUCKET_MIB,
+        recompute_group: 1,
         rank_order: RankOrder::DpInner,
         post_validation: row.schedule.starts_with("ZB-") && !RunFlags::of(row).synchronous_step,
         pass_times: None,

@@ -72,6 +72,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         dp_reduction: DpReduction::Bucketed,
         dp_bucket_mib: USUAL_BUCKET_MIB,
         post_validation: false,
+        recompute_group: 1,
         stages: vec![StageProgram {
             first_layer: 0,
             recompute: vec![Recompute::None; model.layers],

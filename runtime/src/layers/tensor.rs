@@ -3,7 +3,7 @@
 use super::placement::StreamPlacement;
 use crate::device::{Device, Space};
 use crate::ops::{Context, Residual, Statistics as RowStatistics};
-use crate::stages::Held;
+use crate::stages::{Held, Shared};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::SharedBuffer;
 use std::marker::PhantomData;
@@ -169,6 +169,24 @@ impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P,
         match self.residual {
             Residual::Whole(x) => Tensor::shared(x),
             sum @ Residual::Split(..) => Tensor::received(sum.whole(ctx)),
+        }
+    }
+}
+
+impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Shared<D>
+    for Stream<D, P, R, C>
+{
+    fn twice(self, ctx: &Context<'_, D>) -> [Self; 2] {
+        let x = self.whole(ctx);
+        [Self::begin(x.share()), Self::begin(x)]
+    }
+}
+
+impl<D: Space, P: StreamPlacement, const R: usize, const C: usize> Held for Stream<D, P, R, C> {
+    fn bytes(&self) -> usize {
+        match &self.residual {
+            Residual::Whole(x) => x.bytes(),
+            Residual::Split(x, branch) => x.bytes() + branch.bytes(),
         }
     }
 }

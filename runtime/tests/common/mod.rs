@@ -45,6 +45,8 @@ pub struct Split {
     pub sequence_parallel: bool,
     pub fused_loss: bool,
     pub recompute: Recompute,
+    /// Layers that full recomputation keeps one input of.
+    pub recompute_group: usize,
     pub schedule: ScheduleName,
     /// How vocabulary layers are placed, and which layers the end stages have beside them.
     pub vocab: Vocab,
@@ -72,6 +74,7 @@ impl Default for Split {
             sequence_parallel: false,
             fused_loss: false,
             recompute: Recompute::None,
+            recompute_group: 1,
             schedule: ScheduleName::OneFOneB,
             vocab: Vocab::FirstLast,
             order: RankOrder::DpInner,
@@ -180,6 +183,7 @@ impl Split {
             dp_reduction: DpReduction::Bucketed,
             dp_bucket_mib: USUAL_BUCKET_MIB,
             post_validation: false,
+            recompute_group: self.recompute_group,
             stages: self.stages(model),
             passes: schedule.passes,
             planned_memory_bytes: 0,

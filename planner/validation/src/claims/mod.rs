@@ -170,6 +170,7 @@ impl Degrees {
             offload: Offload::None,
             dp_reduction: DpReduction::Bucketed,
             dp_bucket_mib: USUAL_BUCKET_MIB,
+            recompute_group: 1,
             rank_order: RankOrder::DpInner,
             post_validation: false,
             pass_times: None,
