@@ -10,7 +10,11 @@ pub fn pairs<const N: usize>(of: &[usize; N]) -> impl Iterator<Item = Pair> + '_
     (0..N).flat_map(move |a| (a + 1..N).map(move |b| ((a, of[a]), (b, of[b]))))
 }
 
-/// All combinations of decisions with these numbers of values that exist.
+/// Combinations that are looked at: enough to meet all pairs many times over.
+const MOST: usize = 2_000_000;
+
+/// Combinations of decisions with these numbers of values that exist: all, or if there are more than
+/// [`MOST`], that many of them, spread evenly.
 pub fn combinations<const N: usize>(
     values: [usize; N],
     mut exists: impl FnMut(&[usize; N]) -> bool,
@@ -23,7 +27,24 @@ pub fn combinations<const N: usize>(
         }
         of
     };
-    (0..values.iter().product()).map(decode).filter(|of| exists(of)).collect()
+    let count: usize = values.iter().product();
+    let looked_at = count.min(MOST);
+    // Steps by the golden ratio visit no number twice, since they have no common factor with it.
+    let ratio = (count as f64 * 0.618_033_988_749_895) as usize;
+    let step = if looked_at == count { 1 } else { coprime(ratio, count) };
+    let numbers = (0..looked_at).map(|n| (n as u128 * step as u128 % count as u128) as usize);
+    numbers.map(decode).filter(|of| exists(of)).collect()
+}
+
+/// The first number from `from` on that has no factor in common with `other`.
+fn coprime(from: usize, other: usize) -> usize {
+    let shares = |mut a: usize, mut b: usize| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a > 1
+    };
+    (from.max(1)..).find(|&number| !shares(number, other)).unwrap_or(1)
 }
 
 /// A covering set, chosen greedily: each time the combination with most new pairs.
