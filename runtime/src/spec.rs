@@ -4,7 +4,6 @@
 use crate::context_parallel::ContextParallel;
 use crate::passes::Passes;
 use crate::state::shards::Zero;
-use crate::step::reduce::Reduction;
 use crate::step_time::StepTime;
 use models::mesh::Mesh;
 use models::schedule::{StageLayout, VocabPasses};
@@ -60,6 +59,27 @@ pub struct TrainerSpec {
     /// What distinguishes the trainer from others with the same fields: its layers, or the hash of
     /// its plan. Ranks compare it before they train.
     pub identity: String,
+}
+
+/// When the gradients of replicas are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// All at once, after the last pass.
+    AtEnd,
+    /// Each parameter as soon as its gradient is complete; each unit if replicas share its state.
+    PerParameter,
+    /// As soon as this many bytes are complete.
+    Buckets {
+        /// Bytes.
+        bytes: usize,
+    },
+}
+
+impl Default for Reduction {
+    /// Buckets of 25 MB (PyTorch DDP; Li et al. 2020, section 5.3).
+    fn default() -> Self {
+        Self::Buckets { bytes: 25 << 20 }
+    }
 }
 
 /// Where exact weights and moments lie.

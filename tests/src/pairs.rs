@@ -13,8 +13,8 @@ pub fn pairs<const N: usize>(of: &[usize; N]) -> impl Iterator<Item = Pair> + '_
 /// Combinations that are looked at: enough to meet all pairs many times over.
 const MOST: usize = 2_000_000;
 
-/// Combinations of decisions with these numbers of values that exist: all, or if there are more than
-/// [`MOST`], that many of them, spread evenly.
+/// Combinations of decisions with these numbers of values that exist: all, or if there are more
+/// than [`MOST`], that many of them, spread evenly.
 pub fn combinations<const N: usize>(
     values: [usize; N],
     mut exists: impl FnMut(&[usize; N]) -> bool,

@@ -11,7 +11,7 @@ use planner::pricing::cost_cache::CostCache;
 use planner::pricing::listed_cuts::Ranges;
 use planner::pricing::priced::Placed;
 use planner::request::Task;
-use planner::request::restrictions::Restrictions;
+use planner::request::restrictions::{Choice, Restrictions};
 use planner::search::partition_candidates::Limits;
 use planner::search::search;
 
@@ -167,7 +167,9 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
             models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
         let cluster =
             models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
-        let restrictions = Restrictions::default();
+        // With a fused loss some plans would have one chunk per pipeline rank.
+        let restrictions =
+            Restrictions { fused_loss: Choice::of(&[false]), ..Restrictions::default() };
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_, _| {}).best.expect("it fits");
         assert!(found.decisions.vpp > 1, "{} has one chunk per pipeline rank", model.name);

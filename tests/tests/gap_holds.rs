@@ -15,7 +15,8 @@ use planner::search::{Outcome, search_wide};
 const CLOSE: f64 = 1e-9;
 
 /// Models, clusters and numbers of GPUs whose search is fast.
-const REQUESTS: [(&str, &str, u64); 8] = [
+const REQUESTS: [(&str, &str, u64); 9] = [
+    ("vocab_10b", "a100_roce", 32),
     ("gpt_39b", "selene", 64),
     ("gpt_18b", "selene", 32),
     ("gemma2_9b", "a100_40g", 48),
@@ -27,7 +28,8 @@ const REQUESTS: [(&str, &str, u64); 8] = [
 ];
 
 /// Pinned settings that were once faster than a plan reported as optimal.
-const ONCE_FASTER: [(&str, &[&str]); 3] = [
+const ONCE_FASTER: [(&str, &[&str]); 4] = [
+    ("vocab_10b", &["tp=1", "pp=4", "schedule=zb_v"]),
     ("gpt_39b", &["tp=2", "pp=4", "schedule=v_half"]),
     ("gpt_18b", &["tp=2", "pp=2", "schedule=zb_v"]),
     (

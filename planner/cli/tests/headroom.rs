@@ -6,7 +6,7 @@ use cli_common::{plan, scratch};
 
 /// Fills 99.4 % of a device, whatever is left open.
 const FULL: &str = "--model llama8b --gpus 8 --set tp=1 --set pp=1 --set cp=1 --set micro_batch=2 --set zero_stage=1 \
-                    --set offload=none";
+                    --set offload=none --set fused_loss=false";
 const FREE: &str = "--model llama8b --gpus 8 --set tp=1 --set pp=1 --set cp=1 --set micro_batch=2";
 
 #[test]

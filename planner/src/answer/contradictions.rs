@@ -62,10 +62,15 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("etp", &r.etp, d.etp),
         ("zero_stage", &r.zero_stage, u64::from(d.zero_stage)),
         ("micro_batch", &r.micro_batch, d.micro_batch),
-        ("recompute_group", &r.recompute_group, d.recompute_group),
-        ("dp_bucket_mib", &r.dp_bucket_mib, d.dp_bucket_mib),
     ];
     let numbers = numbers.map(|(name, allowed, n)| (name, allowed.allows(n), n.to_string()));
+    // What is not searched has the value that it gets where nothing else is asked for.
+    let usual = r.unsearched();
+    let unsearched = [
+        ("recompute_group", usual.recompute_group, d.recompute_group),
+        ("dp_bucket_mib", usual.dp_bucket_mib, d.dp_bucket_mib),
+    ];
+    let unsearched = unsearched.map(|(name, usual, n)| (name, n == usual, n.to_string()));
     // An order of its own is not that of a named schedule.
     let schedule = !plan.order.is_empty() || r.schedule.allows(d.schedule);
     let choices = [
@@ -77,7 +82,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("aux_scope", d.aux_scope == aux_scope, d.aux_scope.name()),
         ("dtype", r.dtype.allows(d.dtype), d.dtype.name()),
         ("offload", r.offload.allows(d.offload), d.offload.name()),
-        ("dp_reduction", r.dp_reduction.allows(d.dp_reduction), d.dp_reduction.name()),
+        ("dp_reduction", d.dp_reduction == usual.dp_reduction, d.dp_reduction.name()),
         ("rank_order", r.rank_order.allows(d.rank_order), d.rank_order.name()),
     ];
     let choices = choices.map(|(name, allowed, value)| (name, allowed, value.to_owned()));
@@ -87,7 +92,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("post_validation", &r.post_validation, d.post_validation),
     ];
     let switches = switches.map(|(name, allowed, on)| (name, allowed.allows(on), on.to_string()));
-    let all = numbers.into_iter().chain(choices).chain(switches);
+    let all = numbers.into_iter().chain(unsearched).chain(choices).chain(switches);
     let valid = match plan.inputs.settings.is_empty() {
         true => "what is searched where nothing is set".to_owned(),
         false => {

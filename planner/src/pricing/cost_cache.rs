@@ -415,8 +415,8 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// What a group of recomputed layers keeps for its backward pass besides one layer's values, and
-    /// the input of a group that a stage ends with.
+    /// What a group of recomputed layers keeps for its backward pass besides one layer's values,
+    /// and the input of a group that a stage ends with.
     fn group_bytes(&self, shape: &Shape) -> f64 {
         if shape.recompute_group == 1 {
             return 0.0;

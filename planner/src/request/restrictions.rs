@@ -2,7 +2,7 @@
 
 use models::decisions::{
     AuxScope, CpStyle, Decision, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
-    RecomputePolicy, Vocab,
+    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;
@@ -172,7 +172,29 @@ struct Setting<'a> {
     values: Vec<&'a str>,
 }
 
+/// Decisions that no search makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsearched {
+    /// Layers that full recomputation keeps one input of.
+    pub recompute_group: u64,
+    /// When replicas sum gradients.
+    pub dp_reduction: DpReduction,
+    /// Size of a bucket, MiB.
+    pub dp_bucket_mib: u64,
+}
+
 impl Restrictions {
+    /// What these decisions are: their usual values, or the nearest allowed. The order of
+    /// [`DpReduction::ALL`] is that of their prices.
+    pub fn unsearched(&self) -> Unsearched {
+        let modes = self.dp_reduction.among(DpReduction::ALL);
+        Unsearched {
+            recompute_group: self.recompute_group.nearest(1),
+            dp_reduction: modes.first().copied().unwrap_or(DpReduction::Bucketed),
+            dp_bucket_mib: self.dp_bucket_mib.nearest(USUAL_BUCKET_MIB),
+        }
+    }
+
     /// Whether optimizer post-validation is asked for.
     pub fn wants_post_validation(&self) -> bool {
         self.post_validation.pinned() == Some(true)

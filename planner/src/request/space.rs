@@ -7,8 +7,8 @@
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
-    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
+    AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, Offload, RankOrder, RecomputePolicy,
+    Vocab,
 };
 use models::model::ModelSpec;
 use models::program::{unsupported_decisions, unsupported_model};
@@ -261,6 +261,7 @@ impl<'a> Space<'a> {
 
     fn template(&self, tp: u64, pp: u64, cp: u64, dp: u64, dtype: Dtype) -> Decisions {
         let own = self.model.moe.as_ref().and_then(|moe| moe.capacity_factor);
+        let unsearched = self.restrictions.unsearched();
         let capacity = self.restrictions.capacity_factor.or(own);
         Decisions {
             tp,
@@ -280,7 +281,7 @@ impl<'a> Space<'a> {
             micro_batches: 1,
             schedule: ScheduleName::OneFOneB,
             recompute: RecomputePolicy::PerLayer,
-            recompute_group: self.restrictions.recompute_group.nearest(1),
+            recompute_group: unsearched.recompute_group,
             vocab: Vocab::Tensor,
             moe_overlap: MoeOverlap::None,
             moe_overlap_degree: 1,
@@ -288,9 +289,8 @@ impl<'a> Space<'a> {
             aux_scope: self.restrictions.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch),
             dtype,
             offload: Offload::None,
-            // The order of `ALL` is that of their prices.
-            dp_reduction: self.restrictions.dp_reduction.among(DpReduction::ALL)[0],
-            dp_bucket_mib: self.restrictions.dp_bucket_mib.nearest(USUAL_BUCKET_MIB),
+            dp_reduction: unsearched.dp_reduction,
+            dp_bucket_mib: unsearched.dp_bucket_mib,
             rank_order: RankOrder::DpInner,
             post_validation: self.restrictions.wants_post_validation(),
             pass_times: None,
@@ -300,9 +300,13 @@ impl<'a> Space<'a> {
     /// Context-parallel styles, sequence parallelism on and off, the loss fused or not.
     fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
+        let asked = &self.restrictions.fused_loss;
+        // Combinations with post-validation are priced one by one: fewer unless asked for.
+        let few = d.post_validation && !asked.is_restricted();
+        let fused = if few { vec![false] } else { asked.among(&[false, true]) };
         for (cp_style, cp_ulysses) in self.styles(d) {
             for sequence_parallel in self.sequence_parallel(d) {
-                for fused_loss in self.restrictions.fused_loss.among(&[false, true]) {
+                for &fused_loss in &fused {
                     found.push(Decisions {
                         cp_style,
                         cp_ulysses,

@@ -75,7 +75,7 @@ mod tests {
             layout: schedule.layout,
             vocab: None,
             zero: Zero::NONE,
-            reduction: crate::step::reduce::Reduction::default(),
+            reduction: crate::spec::Reduction::default(),
             optimizer: OptimizerMemory::Device,
             post_validation: true,
             passes: schedule.passes.into(),

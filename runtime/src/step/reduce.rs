@@ -3,33 +3,13 @@
 use crate::comm::{CommError, Op};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::Groups;
+use crate::spec::Reduction;
 use crate::state::gradients::GradientStore;
 use crate::state::params::Inventory;
 use crate::state::shards::Unit;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
-
-/// When the gradients of replicas are summed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
-    /// All at once, after the last pass.
-    AtEnd,
-    /// Each parameter as soon as its gradient is complete; each unit if replicas share its state.
-    PerParameter,
-    /// As soon as this many bytes are complete.
-    Buckets {
-        /// Bytes.
-        bytes: usize,
-    },
-}
-
-impl Default for Reduction {
-    /// Buckets of 25 MB (PyTorch DDP; Li et al. 2020, section 5.3).
-    fn default() -> Self {
-        Self::Buckets { bytes: 25 << 20 }
-    }
-}
 
 /// One reduction of gradients.
 #[derive(Clone, Copy, Debug)]
