@@ -227,15 +227,17 @@ impl<D: Device> Stage<D> for DirectStage {
         for (index, part) in self.parts.iter().enumerate() {
             let group = self.group_from(index);
             let mut input = None;
-            if let (Some(true), Slot::Stream(stream)) = (group, &mut passed) {
-                let whole = std::mem::replace(stream, Residual::Whole(Rc::new(Buffer::empty())));
-                let whole = match whole {
-                    Residual::Whole(x) => x,
-                    sum @ Residual::Split(..) => Rc::new(sum.whole(ctx)),
-                };
-                *stream = Residual::Whole(whole.clone());
-                input = Some(whole);
-            }
+            passed = match (group, passed) {
+                (Some(true), Slot::Stream(stream)) => {
+                    let whole = match stream {
+                        Residual::Whole(x) => x,
+                        sum @ Residual::Split(..) => Rc::new(sum.whole(ctx)),
+                    };
+                    input = Some(whole.clone());
+                    Slot::Stream(Residual::Whole(whole))
+                }
+                (_, passed) => passed,
+            };
             let ctx = part.gathered(ctx)?;
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed)?;

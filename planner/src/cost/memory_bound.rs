@@ -42,8 +42,9 @@ pub fn optimizer_s(cluster: &ClusterSpec, parameters: f64) -> f64 {
     regular_s(cluster, parameters * cluster.software.optimizer_bytes_per_parameter)
 }
 
-/// Seconds for a CPU to update `parameters` whose optimizer state lies in host memory (AdamW of
-/// ZeRO-Offload, arXiv 2101.06840, section 4.1).
+/// Seconds for a CPU to update `parameters` whose optimizer state lies in host memory
+/// (ZeRO-Offload, arXiv 2101.06840). It moves the bytes that a device would; the share of the
+/// bandwidth that it reaches is assumed.
 pub fn host_optimizer_s(cluster: &ClusterSpec, parameters: f64) -> f64 {
     let bytes = parameters * cluster.software.optimizer_bytes_per_parameter;
     bytes / (cluster.host.memory_bytes_per_s * ACHIEVED)

@@ -3,7 +3,7 @@
 use runtime::comm::{Communicator, Options, run_ranks};
 use runtime::stages::Stages;
 use runtime::state::checkpoint::Checkpoint;
-use runtime::{Host, LrSchedule, LrShape, Optimizer, Rank, Reduction, data};
+use runtime::{Host, LrSchedule, LrShape, Optimizer, Rank, data};
 use std::path::Path;
 
 const STEPS: u64 = 2;
@@ -25,7 +25,7 @@ fn of_rank(
     let lr = LrSchedule { peak: 1e-3, shape: LrShape::Constant, warmup: 0, steps: STEPS };
     let samples = data::open(&golden.join("tokens.safetensors"), stages.spec().seq_len, 0)
         .expect("the tokens are there");
-    let reduction = Reduction::Buckets { bytes: 1 << 14 };
+    let reduction = stages.spec().reduction;
     let mut rank =
         Rank::new(stages, world, Host::<f64>::serial(), reduction, 1234).expect("ranks meet");
     rank.load(&Checkpoint::open(golden).expect("the weights are there")).expect("they fit");
