@@ -85,7 +85,12 @@ fn post_validation_is_never_slower() {
                 assert!(found.decisions.schedule.splits_backward(), "{what}");
                 Some(found.priced.iteration_s)
             };
-            let plain = ["post_validation=false", "vocab=first_last,redistribute,tensor"];
+            // What is not combined with post-validation unless asked for.
+            let plain = [
+                "post_validation=false",
+                "vocab=first_last,redistribute,tensor",
+                "fused_loss=false",
+            ];
             let (with, without) = (iteration_s(&["post_validation=true"]), iteration_s(&plain));
             match (with, without) {
                 (Some(with), Some(without)) => {

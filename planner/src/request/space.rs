@@ -300,10 +300,7 @@ impl<'a> Space<'a> {
     /// Context-parallel styles, sequence parallelism on and off, the loss fused or not.
     fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
-        let asked = &self.restrictions.fused_loss;
-        // Combinations with post-validation are priced one by one: fewer unless asked for.
-        let few = d.post_validation && !asked.is_restricted();
-        let fused = if few { vec![false] } else { asked.among(&[false, true]) };
+        let fused = self.restrictions.fused_losses(d.post_validation);
         for (cp_style, cp_ulysses) in self.styles(d) {
             for sequence_parallel in self.sequence_parallel(d) {
                 for &fused_loss in &fused {

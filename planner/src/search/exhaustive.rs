@@ -101,6 +101,7 @@ fn seed(
     let restrictions = Restrictions {
         schedule: Choice::of(&alike),
         vocab: Choice::of(&vocabs),
+        fused_loss: Choice::of(&asked.fused_losses(true)),
         post_validation: Choice::default(),
         ..asked.clone()
     };
