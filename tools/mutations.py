@@ -78,9 +78,7 @@ MUTATIONS = [
     ("no dropout in the backward pass", LOWER + "layer.rs", "        let mut dsum = dy;\n        if self.dropout {",
      "        let mut dsum = dy;\n        if self.dropout && self.number > 9 {", "finite_differences"),
     ("attention's dropout redrawn in the backward pass", "ops/attention.rs",
-     "        let shape = self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses));\n        ctx.device.attention_backward(",
-     "        let shape = Shape { dropout: None, ..self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses)) };\n"
-     "        ctx.device.attention_backward(", "finite_differences"),
+     "ctx.device.attention_backward(&shape,", "ctx.device.attention_backward(&Shape { dropout: None, ..shape },", "finite_differences"),
     ("swapped order of messages", "step/executor/transfers.rs",
      "self.send_to(to, tag(carried, to_stage, pass.micro_batch), pass, data)",
      "let swapped = match carried {\n            Carried::Stream if self.executor.spec.micro_batches.is_multiple_of(2) => "
@@ -164,10 +162,10 @@ MUTATIONS = [
     ("gradients of keys lost on the way home", "ops/around.rs",
      "device.add_wide(D::view(&theirs, 0..len), D::view_mut(&mut own, 0..len));", "let _ = (theirs, &mut own);",
      "equivalence/a_covering_set_of_splits"),
-    ("mask by local position", "ops/around.rs", "q_offset: queries.start,", "q_offset: queries.start.min(4),",
+    ("mask by local position", "ops/tiles.rs", "q_offset: queries.start,", "q_offset: queries.start.min(4),",
      "equivalence/a_covering_set_of_splits"),
-    ("rotation by local position", "rank/batches.rs", "held.iter().cloned().flatten()",
-     "0..held.iter().map(ExactSizeIterator::len).sum::<usize>()", "equivalence/a_covering_set_of_splits"),
+    ("rotation by local position", "rank/batches.rs", "flat_map(|_| held.iter().cloned().flatten())",
+     "flat_map(|_| 0..held.iter().map(ExactSizeIterator::len).sum::<usize>())", "equivalence/a_covering_set_of_splits"),
     ("labels of another part of the sequence", "rank/batches.rs", "&sample.labels[held.clone()]",
      "&sample.labels[..held.len()]", "equivalence/a_covering_set_of_splits"),
     ("parts merged as if of equal weight", "../../kernels/src/attention/fast.rs",
@@ -182,6 +180,10 @@ MUTATIONS = [
     ("dropout of another part of the sequence", "ops/context.rs",
      "let token = sequence * self.seq_len + held.start + from - row;", "let token = sequence * self.seq_len + from - row;",
      "plan_independence"),
+    ("attention across documents", "ops/tiles.rs", "batch.documents.get(sequence)", "batch.documents.get(usize::MAX)", "packed"),
+    ("positions that go on over documents", "rank/batches.rs", "flat_map(|document| 0..document.len() as u32)",
+     "flat_map(|document| document.start as u32..document.end as u32)", "packed"),
+    ("the end of a document predicts the next one", "data/packed.rs", "sample.labels[at] = -1;", "sample.labels[at] = sample.labels[at];", "packed"),
     ("second epoch like the first", "data/indexed.rs", "mix(self.seed) ^ mix(!epoch)", "mix(self.seed) ^ (epoch & 0)", "indexed_data"),
 ]
 

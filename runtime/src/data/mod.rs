@@ -4,12 +4,15 @@
 
 mod in_order;
 mod indexed;
+mod packed;
 mod permutation;
 
 pub use in_order::InOrder;
 pub use indexed::Indexed;
+pub use packed::Packed;
 
 use crate::error::Error;
+use std::ops::Range;
 use std::path::Path;
 
 /// One sequence to train on.
@@ -19,14 +22,24 @@ pub struct Sample {
     pub tokens: Vec<i64>,
     /// `[s]` ids to predict, -1 for none.
     pub labels: Vec<i64>,
+    /// Where its documents begin after the first. Attention stays within a document, and positions
+    /// count from its beginning.
+    pub starts: Vec<usize>,
 }
 
 impl Sample {
-    /// A sample of `s + 1` tokens: each predicts the next.
+    /// A sample of `s + 1` tokens: each predicts the next. All are one document.
     pub fn of_tokens(mut tokens: Vec<i64>) -> Self {
         let labels = tokens.get(1..).unwrap_or_default().to_vec();
         tokens.truncate(labels.len());
-        Self { tokens, labels }
+        Self { tokens, labels, starts: Vec::new() }
+    }
+
+    /// The positions of each document.
+    pub fn documents(&self) -> Vec<Range<usize>> {
+        let begins = std::iter::once(0).chain(self.starts.iter().copied());
+        let ends = self.starts.iter().copied().chain([self.tokens.len()]);
+        begins.zip(ends).map(|(begin, end)| begin..end).collect()
     }
 }
 

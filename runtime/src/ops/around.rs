@@ -7,12 +7,12 @@
 
 use super::attention::{Attention, AttentionSaved};
 use super::context::Context;
+use super::tiles::{Tile, scaled};
 use crate::comm::{CommError, Communicator, Op, Tag};
 use crate::context_parallel::{ContextParallel, Exchange};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Gradients, Saved, Space, Stored};
 use crate::state::buffer::{Buffer, WideBuffer};
 use kernels::Real;
-use kernels::attention::Attention as Shape;
 use std::ops::Range;
 
 /// The context-parallel ranks that a rank communicates with.
@@ -30,15 +30,6 @@ pub struct ContextRanks<'a> {
 type KeyValues<D> = <D as Space>::Memory<<D as Space>::Stored>;
 /// Their gradients, f32 or wider.
 type Sums<D> = <D as Space>::Memory<<D as Space>::Wide>;
-
-/// One sequence's run of queries and run of keys, as the member has them.
-struct Tile {
-    shape: Shape,
-    /// Rows of the queries among the member's rows.
-    queries: Range<usize>,
-    /// Rows of the keys among the other member's rows.
-    keys: Range<usize>,
-}
 
 /// The members of a ring around one layer's attention.
 struct Ring<'a, D: Device> {
@@ -85,44 +76,8 @@ impl<'a, D: Device> Ring<'a, D> {
 
     /// The tiles in which a query sees a key of member `owner`.
     fn tiles(&self, owner: usize) -> Vec<Tile> {
-        let (batch, parallel) = (self.ctx.batch, self.ranks.parallel);
-        let of = |member: usize| parallel.attended(member, batch.seq_len);
-        let own = of(self.ranks.ring.rank());
-        let a_sequence = batch.seq_len / self.members();
-        let mut tiles = Vec::new();
-        for sequence in 0..batch.sequences {
-            let mut q_row = sequence * a_sequence;
-            for queries in &own {
-                let mut k_row = sequence * a_sequence;
-                for keys in of(owner) {
-                    let shape = self.shape(sequence, queries, &keys);
-                    if sees(&shape) {
-                        let queries = q_row..q_row + queries.len();
-                        tiles.push(Tile { shape, queries, keys: k_row..k_row + keys.len() });
-                    }
-                    k_row += keys.len();
-                }
-                q_row += queries.len();
-            }
-        }
-        tiles
-    }
-
-    fn shape(&self, sequence: usize, queries: &Range<usize>, keys: &Range<usize>) -> Shape {
-        let whole = self.attention.shape(self.ctx, self.heads);
-        let dropout = whole.dropout.map(|dropout| {
-            let batch_offset = dropout.batch_offset + sequence as u64;
-            kernels::attention::ProbabilityDropout { batch_offset, ..dropout }
-        });
-        Shape {
-            batch: 1,
-            q_len: queries.len(),
-            kv_len: keys.len(),
-            q_offset: queries.start,
-            kv_offset: keys.start,
-            dropout,
-            ..whole
-        }
+        let of = |member| self.ranks.parallel.attended(member, self.ctx.batch.seq_len);
+        self.attention.tiles(self.ctx, self.heads, &of(self.ranks.ring.rank()), &of(owner))
     }
 
     /// Elements of the log-sum-exp of some queries: `[heads, queries]`, run by run.
@@ -276,18 +231,6 @@ impl<D: Device> Moving<D> {
         self.send.wait(device)?;
         Ok(arrived)
     }
-}
-
-/// Whether any query sees a key.
-fn sees(shape: &Shape) -> bool {
-    let (first, last) = (shape.q_offset, shape.q_offset + shape.q_len - 1);
-    let before = shape.kv_offset <= last;
-    let newest = shape.kv_offset + shape.kv_len - 1;
-    before && shape.window.is_none_or(|window| newest + window > first)
-}
-
-fn scaled(rows: &Range<usize>, width: usize) -> Range<usize> {
-    rows.start * width..rows.end * width
 }
 
 /// Where the keys and the values of some rows lie in memory that holds both.

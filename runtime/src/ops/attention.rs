@@ -1,6 +1,7 @@
 //! Self-attention over this rank's heads, without its projections.
 
 use super::Context;
+use super::tiles::{Tile, scaled};
 use crate::device::{Device, Gradients, Saved};
 use crate::state::buffer::{Buffer, WideBuffer};
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
@@ -88,11 +89,17 @@ impl Attention {
         k: &Buffer<D>,
         v: &Buffer<D>,
     ) -> (Buffer<D>, WideBuffer<D>) {
-        let shape = self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses));
-        let mut out = ctx.buffer(shape.out_elements());
-        let mut lse = ctx.wide(shape.lse_elements());
-        let (to, statistics) = (out.view_mut(), lse.view_mut());
-        ctx.device.attention(&shape, q.view(), k.view(), v.view(), to, statistics);
+        let [heads, kv_heads] = self.heads_behind(ctx.cp.parallel.ulysses);
+        let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
+        let mut out = ctx.buffer(q.len());
+        let mut lse = ctx.wide(q.len() / self.head_dim);
+        let all = [0..ctx.batch.seq_len];
+        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], &all, &all) {
+            let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
+            let [k, v] = [k, v].map(|x| x.part(scaled(&keys, kv_width)));
+            let (to, statistics) = (out.part_mut(at.clone()), lse.part_mut(lse_at));
+            ctx.device.attention(&shape, q.part(at), k, v, to, statistics);
+        }
         (out, lse)
     }
 
@@ -105,11 +112,23 @@ impl Attention {
     ) -> [Buffer<D>; 3] {
         let AttentionSaved { q, k, v, out, lse } = saved;
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| ctx.buffer(x.len()));
-        let (q, k, v) = (q.view(), k.view(), v.view());
-        let saved = Saved { q, k, v, out: out.view(), lse: lse.view() };
-        let gradients = Gradients { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let shape = self.shape(ctx, self.heads_behind(ctx.cp.parallel.ulysses));
-        ctx.device.attention_backward(&shape, saved, dout.view(), gradients);
+        let [heads, kv_heads] = self.heads_behind(ctx.cp.parallel.ulysses);
+        let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
+        let all = [0..ctx.batch.seq_len];
+        // Each key is in one tile, so its gradients need no sum.
+        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], &all, &all) {
+            let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
+            let kv_at = scaled(&keys, kv_width);
+            let [k, v] = [k, v].map(|x| x.part(kv_at.clone()));
+            let (q, out) = (q.part(at.clone()), out.part(at.clone()));
+            let saved = Saved { q, k, v, out, lse: lse.part(lse_at) };
+            let gradients = Gradients {
+                dq: dq.part_mut(at.clone()),
+                dk: dk.part_mut(kv_at.clone()),
+                dv: dv.part_mut(kv_at),
+            };
+            ctx.device.attention_backward(&shape, saved, dout.part(at), gradients);
+        }
         [dq, dk, dv]
     }
 }

@@ -30,7 +30,10 @@ pub struct MicroBatch<D: Space> {
     /// Labels outside any vocabulary, -1 for none. Algorithm 2 takes a shard's softmax with them,
     /// before it subtracts the targets.
     pub elsewhere: Option<TokenIds<D>>,
-    /// Positions.
+    /// Positions of each sequence's documents, one after the other; empty if every sequence is
+    /// one. Attention stays within a document.
+    pub documents: Vec<Vec<Range<usize>>>,
+    /// Positions, counted from the beginning of the token's document.
     pub positions: TokenIds<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
     pub rope: Rc<WideBuffer<D>>,

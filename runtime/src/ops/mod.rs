@@ -21,6 +21,7 @@ mod fused_loss;
 mod linear;
 mod loss;
 mod norm;
+mod tiles;
 mod vocabulary;
 mod weights;
 

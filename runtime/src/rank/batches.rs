@@ -8,10 +8,12 @@ use crate::error::Error;
 use crate::ops::{MicroBatch, TokenIds};
 use crate::scalar::Scalar;
 use crate::spec::TrainerSpec;
+use crate::state::buffer::{Pools, WideBuffer};
 use kernels::cross_entropy::IGNORED;
 use kernels::{Cpu, rope};
 use models::schedule::VocabPasses;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Input of a step, in memory whose address stays the same over steps.
 pub(super) struct StepInputs<D: Space> {
@@ -23,8 +25,15 @@ pub(super) struct StepInputs<D: Space> {
     pub ahead: Option<(u64, Vec<Tokens>)>,
 }
 
-/// Which of the global batch's sequences these are, their tokens, and their labels.
-pub(super) type Tokens = (Range<usize>, Vec<i64>, Vec<i64>);
+/// The tokens of a micro-batch.
+pub(super) struct Tokens {
+    /// Which of the global batch's sequences these are.
+    numbers: Range<usize>,
+    tokens: Vec<i64>,
+    labels: Vec<i64>,
+    /// Positions of each sequence's documents; empty if every sequence is one.
+    documents: Vec<Vec<Range<usize>>>,
+}
 
 impl<D: Device> StepInputs<D> {
     /// Reads a step's micro-batches into the memory of the previous step's. Returns the number of
@@ -69,11 +78,15 @@ impl<D: Device> StepInputs<D> {
 fn replace<D: Device>(
     fixed: &Fixed<'_, D>,
     batch: &mut MicroBatch<D>,
-    (_, tokens, labels): Tokens,
+    Tokens { tokens, labels, documents, .. }: Tokens,
     loss_scale: f64,
 ) -> Result<(), Error> {
     let device = &fixed.device;
     let mut stays = true;
+    if !(documents.is_empty() && batch.documents.is_empty()) {
+        (batch.positions, batch.rope) = fixed.positions_in(&documents);
+        batch.documents = documents;
+    }
     if let (Some(place), Some(elsewhere)) = (&mut batch.elsewhere, fixed.elsewhere(&labels)) {
         stays &= place.set(device, elsewhere);
     }
@@ -93,15 +106,14 @@ impl<D: Device> Fixed<'_, D> {
         let begin = step * spec.global_batch() as u64;
         let of = |k: usize| {
             let numbers = (first + k * each)..(first + (k + 1) * each);
-            let (tokens, labels) = self.read(samples, begin, numbers.clone())?;
-            Ok((numbers, tokens, labels))
+            self.read(samples, begin, numbers)
         };
         (0..count).map(of).collect()
     }
 
     /// The valid tokens of all replicas.
     fn valid_tokens(&self, read: &[Tokens]) -> Result<u64, Error> {
-        let labels = read.iter().flat_map(|(_, _, labels)| labels);
+        let labels = read.iter().flat_map(|read| &read.labels);
         let mut total = [labels.filter(|&&label| label >= 0).count() as i64];
         if self.groups.dp.size() > 1 {
             self.groups.dp.all_reduce(&mut total, Op::Sum)?;
@@ -115,9 +127,9 @@ impl<D: Device> Fixed<'_, D> {
         samples: &dyn Samples,
         begin: u64,
         numbers: Range<usize>,
-    ) -> Result<(Vec<i64>, Vec<i64>), Error> {
-        let (mut tokens, mut labels) = (Vec::new(), Vec::new());
-        for number in numbers {
+    ) -> Result<Tokens, Error> {
+        let (mut tokens, mut labels, mut documents) = (Vec::new(), Vec::new(), Vec::new());
+        for number in numbers.clone() {
             let index = begin + number as u64;
             let sample = samples.read(index)?;
             check_tokens(&sample, self.spec.vocab_size as u64, index)?;
@@ -125,8 +137,12 @@ impl<D: Device> Fixed<'_, D> {
                 tokens.extend_from_slice(&sample.tokens[held.clone()]);
                 labels.extend_from_slice(&sample.labels[held.clone()]);
             }
+            documents.push(sample.documents());
         }
-        Ok((tokens, labels))
+        if documents.iter().all(|of_one| of_one.len() == 1) {
+            documents.clear();
+        }
+        Ok(Tokens { numbers, tokens, labels, documents })
     }
 
     /// For a loss computed in two steps (algorithm 2): the labels of valid rows, moved out of any
@@ -137,8 +153,10 @@ impl<D: Device> Fixed<'_, D> {
         two.then(|| labels.iter().map(elsewhere).collect())
     }
 
-    fn micro_batch(&self, (numbers, tokens, labels): Tokens, loss_scale: f64) -> MicroBatch<D> {
+    fn micro_batch(&self, read: Tokens, loss_scale: f64) -> MicroBatch<D> {
+        let Tokens { numbers, tokens, labels, documents } = read;
         let elsewhere = self.elsewhere(&labels);
+        let (positions, rope) = self.positions_in(&documents);
         let numbers_of = |values| TokenIds::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
@@ -148,20 +166,59 @@ impl<D: Device> Fixed<'_, D> {
             tokens: numbers_of(tokens),
             labels: numbers_of(labels),
             elsewhere: elsewhere.map(numbers_of),
-            positions: self.positions.clone(),
-            rope: self.rope.clone(),
+            documents,
+            positions,
+            rope,
             loss_scale,
         }
     }
+
+    /// Positions of a micro-batch's tokens, each counted from its document's beginning, and their
+    /// RoPE table.
+    fn positions_in(&self, documents: &[Vec<Range<usize>>]) -> Positions<D> {
+        if documents.is_empty() {
+            return (self.positions.clone(), self.rope.clone());
+        }
+        let within = |of_one: &Vec<Range<usize>>| {
+            let counted: Vec<u32> =
+                of_one.iter().flat_map(|document| 0..document.len() as u32).collect();
+            self.held.iter().cloned().flatten().map(|at| counted[at]).collect::<Vec<_>>()
+        };
+        on_device(
+            &self.device,
+            &self.pools,
+            &self.spec,
+            documents.iter().flat_map(within).collect(),
+        )
+    }
 }
 
-/// Positions of a micro-batch's tokens.
-pub(super) fn positions(spec: &TrainerSpec, held: &[Range<usize>]) -> Vec<u32> {
+/// Positions on the device, and their RoPE table.
+pub(super) type Positions<D> = (TokenIds<D>, Rc<WideBuffer<D>>);
+
+/// Positions of a micro-batch's tokens, counted from the beginning of their sequence.
+pub(super) fn positions<D: Device>(
+    device: &D,
+    pools: &Pools<D>,
+    spec: &TrainerSpec,
+    held: &[Range<usize>],
+) -> Positions<D> {
     let sequences = (0..spec.micro_batch).flat_map(|_| held.iter().cloned().flatten());
-    sequences.map(|position| position as u32).collect()
+    on_device(device, pools, spec, sequences.map(|position| position as u32).collect())
 }
 
-pub(super) fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
+fn on_device<D: Device>(
+    device: &D,
+    pools: &Pools<D>,
+    spec: &TrainerSpec,
+    positions: Vec<u32>,
+) -> Positions<D> {
+    let table = device.taken(rope_table(spec, device.host(), &positions));
+    let positions = positions.into_iter().map(i64::from).collect();
+    (TokenIds::new(device, positions), Rc::new(pools.wide.adopt(table)))
+}
+
+fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
     let Some(theta) = spec.rope_theta else { return Vec::new() };
     let dim = spec.head_dim;
     let mut table = vec![T::ZERO; positions.len() * dim];

@@ -27,7 +27,7 @@ use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOv
 use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, ReductionSpan};
 use crate::step_time::StepTime;
-use batches::{StepInputs, positions, rope_table};
+use batches::{StepInputs, positions};
 use state::{PendingUpdate, TrainingState};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -67,7 +67,8 @@ struct Fixed<'a, D: Space> {
     seed: u64,
     /// Positions of each sequence that this rank holds.
     held: Rc<[Range<usize>]>,
-    /// Positions of a micro-batch's tokens and their RoPE table, the same for all.
+    /// Positions of a micro-batch's tokens and their RoPE table, the same for all in which every
+    /// sequence is one document.
     positions: TokenIds<D>,
     rope: Rc<WideBuffer<D>>,
     pools: Pools<D>,
@@ -108,11 +109,8 @@ impl<'a, D: Device> Rank<'a, D> {
             return Err(CommError::Invalid { call: "declaring parameters".to_owned(), reason });
         }
         let held: Rc<[_]> = spec.context.held(groups.at.cp as usize, spec.seq_len).into();
-        let (positions, pools) = (positions(&spec, &held), Pools::default());
-        let table = device.taken(rope_table(&spec, device.host(), &positions));
-        let rope = Rc::new(pools.wide.adopt(table));
-        let positions = positions.into_iter().map(i64::from).collect();
-        let positions = TokenIds::new(&device, positions);
+        let pools = Pools::default();
+        let (positions, rope) = positions(&device, &pools, &spec, &held);
         let sharing = groups.sharing();
         let shards = Shards::new(&inventory, spec.zero, sharing.size(), sharing.rank());
         let shards = Rc::new(shards);

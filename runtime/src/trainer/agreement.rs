@@ -104,6 +104,7 @@ fn settings<S>(job: Job<'_, S>) -> Vec<(String, String)> {
     let Flags {
         init_from,
         data,
+        document_end,
         steps,
         lr,
         betas,
@@ -134,6 +135,10 @@ fn settings<S>(job: Job<'_, S>) -> Vec<(String, String)> {
         ("the trainer's plan", spec),
         ("the data of --data", identity(data)),
         ("--init-from", init_from),
+        (
+            "--document-end",
+            document_end.map_or_else(|| "not given".to_owned(), |id| id.to_string()),
+        ),
         ("--steps", steps.to_string()),
         ("--lr", lr.to_string()),
         ("--betas", format!("{},{}", betas.0, betas.1)),

@@ -19,6 +19,11 @@ pub struct Flags {
     /// `tokens` [steps, batch, seq_len + 1], taken in order.
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
+    /// The token that ends each document in the data. Attention then stays within a document,
+    /// positions count from its beginning, and this token predicts nothing. Without it, every
+    /// sequence is one document.
+    #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(0..))]
+    pub document_end: Option<i64>,
     /// Steps to train.
     #[arg(long)]
     pub steps: u64,
@@ -118,7 +123,8 @@ impl Flags {
     /// Why steps must not be replayed, if there is a reason.
     pub(super) fn refuse_graphs(&self) -> Option<&'static str> {
         let traced = self.trace.is_some().then_some("--trace shows when each pass is launched");
-        self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced)
+        let packed = self.document_end.is_some().then_some("with --document-end steps differ");
+        self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced).or(packed)
     }
 
     pub(super) fn optimizer(&self) -> Optimizer {

@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::step_clock::StepClock;
 use super::{Flags, Run};
 use crate::comm::{Traffic, since};
-use crate::data::{self, Samples};
+use crate::data::{self, Packed, Samples};
 use crate::device::{Device, Space};
 use crate::error::Error;
 use crate::rank::{Rank, StepResult};
@@ -69,6 +69,10 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         };
         job.interrupt.removes(outputs.unfinished());
         let samples = data::open(&flags.data, spec.seq_len, flags.seed)?;
+        let samples = match flags.document_end {
+            Some(end) => Box::new(Packed::new(samples, end)),
+            None => samples,
+        };
         enough_samples(&*samples, flags, spec)?;
         match &flags.init_from {
             Some(path) => rank.load(&Checkpoint::open(path)?)?,
