@@ -75,7 +75,7 @@ const OF_FUSED_LOSS: usize = 14;
 /// Decisions that are taken in turn: all values of all of them together are too many.
 const IN_TURN: [usize; 5] = [OF_ORDER, OF_REDUCTION, OF_ZERO, OF_CP, OF_FUSED_LOSS];
 /// Combinations of those for each combination of the others.
-const TURNS: usize = 4;
+const TURNS: usize = 1;
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
