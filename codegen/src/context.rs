@@ -5,7 +5,7 @@ use crate::lower::Width;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
-use models::mesh::{Axis, Mesh};
+use models::mesh::{Axis, ExpertSplit, Mesh};
 use models::model::{Activation, Gelu, ModelSpec, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
@@ -53,6 +53,10 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "global_batch": program.global_batch(),
         "mesh": mesh(&program.mesh),
         "groups": groups(&program.mesh),
+        "experts": program.experts.map_or_else(
+            || "None".to_owned(),
+            |ExpertSplit { ep, etp }| format!("Some(ExpertSplit {{ ep: {ep}, etp: {etp} }})"),
+        ),
         "sequence_parallel": sizes.sequence_parallel,
         "micro_batch": program.micro_batch,
         "micro_batches": program.micro_batches,
@@ -174,10 +178,11 @@ fn prediction(plan: &Plan) -> Value {
         ("compute_s", b.compute_s + b.recompute_s),
         ("tp_s", b.tp_s),
         ("cp_s", b.cp_s),
+        ("ep_s", b.ep_s),
         ("pp_s", b.pp_s + b.bubble_s),
         ("dp_s", b.dp_s),
         ("optimizer_s", b.optimizer_s),
-        ("other_s", b.other_s + b.ep_s),
+        ("other_s", b.other_s),
     ];
     json!({
         "parts": parts.map(|(name, s)| format!("{name}: {}", float(s))),

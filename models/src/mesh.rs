@@ -115,6 +115,22 @@ impl Mesh {
             + at.pp * self.stride(Axis::Pp)
     }
 
+    /// Number of a rank counted through tp, cp and dp, within its pipeline rank.
+    pub fn fold(&self, at: Coordinates) -> u64 {
+        at.tp + self.tp * (at.cp + self.cp * at.dp)
+    }
+
+    /// The coordinates of the rank with this number on pipeline rank `pp`.
+    pub fn unfold(&self, folded: u64, pp: u64) -> Coordinates {
+        let (tp, rest) = (folded % self.tp, folded / self.tp);
+        Coordinates { tp, cp: rest % self.cp, dp: rest / self.cp, pp }
+    }
+
+    /// Ranks of a pipeline rank, tp·cp·dp.
+    pub fn folded_ranks(&self) -> u64 {
+        self.tp * self.cp * self.dp
+    }
+
     /// Group of the `size` nearest replicas of one rank's dense weights: along cp, then dp.
     pub fn replica_group(&self, size: u64, domains: &[u64]) -> GroupShape {
         self.folded(size, self.tp, domains)
@@ -184,6 +200,43 @@ impl Mesh {
             start = (start + span) % gpus;
         }
         true
+    }
+}
+
+/// How experts lie over the ranks of a pipeline rank: tp·cp·dp = etp·ep·edp, with etp inside ep
+/// inside edp ("parallel folding", Megatron-Core MoE, arXiv 2504.14960).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSplit {
+    /// Ranks that have different experts.
+    pub ep: u64,
+    /// Tensor-parallel ranks of an expert.
+    pub etp: u64,
+}
+
+/// A rank's place among those of the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertPlace {
+    /// Along the tensor-parallel ranks of its experts.
+    pub etp: u64,
+    /// Along those that have different experts.
+    pub ep: u64,
+    /// Along those that hold the same.
+    pub edp: u64,
+}
+
+impl ExpertSplit {
+    /// The place of the rank with this number ([`Mesh::fold`]).
+    pub fn place(&self, folded: u64) -> ExpertPlace {
+        ExpertPlace {
+            etp: folded % self.etp,
+            ep: folded / self.etp % self.ep,
+            edp: folded / (self.etp * self.ep),
+        }
+    }
+
+    /// The number of the rank at this place.
+    pub fn fold(&self, at: ExpertPlace) -> u64 {
+        at.etp + self.etp * (at.ep + self.ep * at.edp)
     }
 }
 

@@ -6,7 +6,7 @@
 pub use crate::decisions::Recompute;
 
 use crate::decisions::{CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
-use crate::mesh::Mesh;
+use crate::mesh::{ExpertSplit, Mesh};
 use crate::model::ModelSpec;
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
@@ -41,6 +41,8 @@ pub struct Program {
     pub model: ModelSpec,
     /// Where ranks lie.
     pub mesh: Mesh,
+    /// How experts lie over the ranks of a pipeline rank; `None` if there are none.
+    pub experts: Option<ExpertSplit>,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// Logits exist for a block of tokens at a time.
@@ -133,6 +135,7 @@ impl Program {
         Ok(Self {
             model: model.clone(),
             mesh: Mesh::new(d),
+            experts: model.moe.as_ref().map(|_| ExpertSplit { ep: d.ep, etp: d.etp }),
             sequence_parallel: d.sequence_parallel && d.tp > 1,
             fused_loss: d.fused_loss,
             cp_style: d.cp_style,

@@ -44,6 +44,7 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
     Program {
         model: read(&source).expect("a model"),
         mesh: Mesh { tp: 1, cp, dp, pp: 1, order: RankOrder::DpInner },
+        experts: None,
         sequence_parallel: false,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

@@ -50,6 +50,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
     Program {
         model: model.clone(),
         mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
+        experts: None,
         sequence_parallel,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

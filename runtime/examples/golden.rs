@@ -34,6 +34,7 @@ const PREDICTION: Prediction = Prediction {
     step: Some(StepTime {
         compute_s: 1.0,
         cp_s: 0.0,
+        ep_s: 0.0,
         tp_s: 0.1,
         pp_s: 0.05,
         dp_s: 0.04,

@@ -2,7 +2,9 @@
 
 use crate::comm::{CommError, Communicator};
 use crate::spec::TrainerSpec;
-use models::mesh::{Axis, Coordinates};
+use crate::state::params::{ByDivision, Division};
+use crate::state::shards::Zero;
+use models::mesh::{Axis, Coordinates, ExpertPlace, ExpertSplit};
 
 /// One rank's groups, derived from the mesh.
 pub struct Groups {
@@ -14,11 +16,11 @@ pub struct Groups {
     pub ring: Box<dyn Communicator>,
     /// Context parallel: the Ulysses group.
     pub ulysses: Box<dyn Communicator>,
-    /// Replicas: all ranks that hold the same weights, along the context-parallel, then the
-    /// data-parallel axis.
-    pub dp: Box<dyn Communicator>,
-    /// Hybrid sharding: its groups, if fewer than all replicas share one copy of the state.
-    pub hybrid: Option<HybridGroups>,
+    /// The ranks that hold the same weights, along the context-parallel, then the data-parallel
+    /// axis.
+    pub dense: Replicas,
+    /// The groups of the experts, if there are any.
+    pub experts: Option<ExpertGroups>,
     /// Pipeline: rank `i` of the group is pipeline rank `i`.
     pub pp: Box<dyn Communicator>,
     /// First and last pipeline rank, which may share tied embeddings; any other rank is alone.
@@ -29,12 +31,85 @@ pub struct Groups {
     pub at: Coordinates,
 }
 
+/// The ranks that hold the same parameters.
+pub struct Replicas {
+    /// All of them.
+    pub all: Box<dyn Communicator>,
+    /// Hybrid sharding: its groups, if fewer than all replicas share one copy of the state.
+    hybrid: Option<HybridGroups>,
+}
+
+impl Replicas {
+    /// Divides replicas as ZeRO says; `names` are those of the two groups.
+    fn new(all: Box<dyn Communicator>, zero: Zero, names: [&str; 2]) -> Result<Self, CommError> {
+        let (ways, replica) = (zero.group(all.size()), all.rank());
+        let divide = || -> Result<HybridGroups, CommError> {
+            Ok(HybridGroups {
+                sharing: all.split(names[0], replica / ways, replica)?,
+                across: all.split(names[1], replica % ways, replica)?,
+            })
+        };
+        let hybrid = (ways < all.size()).then(divide).transpose()?;
+        Ok(Self { all, hybrid })
+    }
+
+    /// Those that share one copy of the state, or divide the work on it.
+    pub fn sharing(&self) -> &dyn Communicator {
+        self.hybrid.as_ref().map_or(&*self.all, |hybrid| &*hybrid.sharing)
+    }
+
+    /// One replica of each copy of the state, if there are several.
+    pub fn across(&self) -> Option<&dyn Communicator> {
+        self.hybrid.as_ref().map(|hybrid| &*hybrid.across)
+    }
+
+    fn settle(&self) -> Result<(), CommError> {
+        self.all.settle()?;
+        let Some(HybridGroups { sharing, across }) = &self.hybrid else { return Ok(()) };
+        sharing.settle()?;
+        across.settle()
+    }
+}
+
+/// The ranks of a mixture of experts: `tp cp dp = etp ep edp`, counted through tp, cp and dp
+/// ([`models::mesh::Mesh::fold`]).
+pub struct ExpertGroups {
+    /// Expert parallel: ranks that have different experts.
+    pub ep: Box<dyn Communicator>,
+    /// Tensor parallel inside an expert.
+    pub etp: Box<dyn Communicator>,
+    /// The ranks that hold the same of the same experts.
+    pub replicas: Replicas,
+}
+
+impl ExpertGroups {
+    fn new(
+        world: &dyn Communicator,
+        spec: &TrainerSpec,
+        experts: ExpertSplit,
+        at: Coordinates,
+    ) -> Result<Self, CommError> {
+        let (mesh, folded) = (&spec.mesh, spec.mesh.fold(at));
+        let own = experts.place(folded);
+        let group = |name: &str, first: ExpertPlace| {
+            let color = at.pp * mesh.folded_ranks() + experts.fold(first);
+            world.split(name, color as usize, folded as usize)
+        };
+        let replicas = group("edp", ExpertPlace { edp: 0, ..own })?;
+        Ok(Self {
+            ep: group("ep", ExpertPlace { ep: 0, ..own })?,
+            etp: group("etp", ExpertPlace { etp: 0, ..own })?,
+            replicas: Replicas::new(replicas, spec.zero, ["edp_shard", "edp_across"])?,
+        })
+    }
+}
+
 /// Replicas, divided into groups of neighbours that share one copy of the state.
-pub struct HybridGroups {
+struct HybridGroups {
     /// The replicas that share this rank's copy.
-    pub sharing: Box<dyn Communicator>,
+    sharing: Box<dyn Communicator>,
     /// One replica of each copy: those that hold the same pieces.
-    pub across: Box<dyn Communicator>,
+    across: Box<dyn Communicator>,
 }
 
 /// All ranks of a replica, one pipeline rank after the other: a group for each sequence of
@@ -108,26 +183,27 @@ impl Groups {
         let color = if end { first } else { world.size() + rank };
         let ends = world.split("ends", color, at.pp as usize)?;
         let vocab = spec.vocab.map(|_| VocabGroups::new(&*world, spec, at)).transpose()?;
-        let ways = spec.zero.group(dp.size());
-        let divide = || -> Result<HybridGroups, CommError> {
-            let replica = dp.rank();
-            Ok(HybridGroups {
-                sharing: dp.split("dp_shard", replica / ways, replica)?,
-                across: dp.split("dp_across", replica % ways, replica)?,
-            })
-        };
-        let hybrid = (ways < dp.size()).then(divide).transpose()?;
-        Ok(Self { world, tp, ring, ulysses, dp, hybrid, pp, ends, vocab, at })
+        let dense = Replicas::new(dp, spec.zero, ["dp_shard", "dp_across"])?;
+        let of_experts = |experts| ExpertGroups::new(&*world, spec, experts, at);
+        let experts = spec.experts.map(of_experts).transpose()?;
+        Ok(Self { world, tp, ring, ulysses, dense, experts, pp, ends, vocab, at })
+    }
+
+    /// The ranks that hold the same parameters of a division. Without experts nobody asks for
+    /// theirs.
+    pub fn replicas(&self, division: Division) -> &Replicas {
+        match (division, &self.experts) {
+            (Division::Expert, Some(experts)) => &experts.replicas,
+            _ => &self.dense,
+        }
     }
 
     /// The replicas that share one copy of the state, or divide the work on it.
-    pub fn sharing(&self) -> &dyn Communicator {
-        self.hybrid.as_ref().map_or(&*self.dp, |hybrid| &*hybrid.sharing)
-    }
-
-    /// One replica of each copy of the state, if there are several.
-    pub fn across(&self) -> Option<&dyn Communicator> {
-        self.hybrid.as_ref().map(|hybrid| &*hybrid.across)
+    pub fn sharing(&self) -> ByDivision<&dyn Communicator> {
+        ByDivision {
+            dense: self.replicas(Division::Dense).sharing(),
+            expert: self.replicas(Division::Expert).sharing(),
+        }
     }
 
     /// Waits until everything that was started is queued on the device ([`Communicator::settle`]).
@@ -135,12 +211,14 @@ impl Groups {
     /// # Errors
     /// What went wrong meanwhile.
     pub fn settle(&self) -> Result<(), CommError> {
-        let Self { world, tp, ring, ulysses, dp, pp, ends, .. } = self;
-        let all = [world, tp, ring, ulysses, dp, pp, ends];
+        let Self { world, tp, ring, ulysses, pp, ends, .. } = self;
+        let all = [world, tp, ring, ulysses, pp, ends];
         all.into_iter().try_for_each(|group| group.settle())?;
-        if let Some(HybridGroups { sharing, across }) = &self.hybrid {
-            sharing.settle()?;
-            across.settle()?;
+        self.dense.settle()?;
+        if let Some(ExpertGroups { ep, etp, replicas }) = &self.experts {
+            ep.settle()?;
+            etp.settle()?;
+            replicas.settle()?;
         }
         let Some(vocab) = &self.vocab else { return Ok(()) };
         let VocabGroups { first, middle, last, input, input_gradient, .. } = vocab;

@@ -5,7 +5,7 @@ use crate::context_parallel::ContextParallel;
 use crate::passes::Passes;
 use crate::state::shards::Zero;
 use crate::step_time::StepTime;
-use models::mesh::Mesh;
+use models::mesh::{ExpertSplit, Mesh};
 use models::schedule::{StageLayout, VocabPasses};
 
 /// A trainer, apart from its layers.
@@ -13,6 +13,8 @@ use models::schedule::{StageLayout, VocabPasses};
 pub struct TrainerSpec {
     /// Where ranks lie.
     pub mesh: Mesh,
+    /// How experts lie over the ranks of a pipeline rank; `None` if there are none.
+    pub experts: Option<ExpertSplit>,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// How context-parallel ranks divide sequences.
@@ -133,9 +135,39 @@ impl TrainerSpec {
                 zero.stage, zero.ways
             ));
         }
+        if let Some(reason) = self.wrong_experts() {
+            return Some(reason);
+        }
         let ahead_on_host = self.post_validation && self.optimizer == OptimizerMemory::Host;
         ahead_on_host.then(|| {
             "optimizer post-validation with the optimizer in host memory; valid: one of them"
+                .to_owned()
+        })
+    }
+
+    /// Why experts cannot lie as the spec says; `None` if they can.
+    fn wrong_experts(&self) -> Option<String> {
+        let ExpertSplit { ep, etp } = self.experts?;
+        let ranks = self.mesh.folded_ranks();
+        if etp == 0
+            || ep == 0
+            || !self.mesh.tp.is_multiple_of(etp)
+            || !ranks.is_multiple_of(etp * ep)
+        {
+            return Some(format!(
+                "experts over {ep} ranks of {etp} tensor-parallel ranks each; valid: a divisor of \
+                 the {ranks} ranks of a pipeline rank, and of its tensor-parallel ranks"
+            ));
+        }
+        let (replicas, ways) = ((ranks / (etp * ep)) as usize, self.zero.ways);
+        if !replicas.is_multiple_of(ways.min(replicas)) {
+            return Some(format!(
+                "ZeRO over {ways} of the {replicas} ranks with the same experts; valid: a divisor"
+            ));
+        }
+        let alike = self.mesh.tp > 1 && !self.sequence_parallel;
+        alike.then(|| {
+            "experts with tensor parallelism but without sequence parallelism; valid: with it"
                 .to_owned()
         })
     }

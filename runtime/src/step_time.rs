@@ -14,6 +14,8 @@ pub struct StepTime {
     pub tp_s: f64,
     /// Calls of the context-parallel groups.
     pub cp_s: f64,
+    /// Calls of the experts' groups.
+    pub ep_s: f64,
     /// Transfers between stages, and waiting for other stages.
     pub pp_s: f64,
     /// Gradient reductions that no pass hides.
@@ -26,11 +28,12 @@ pub struct StepTime {
 
 impl StepTime {
     /// The parts by name.
-    pub fn parts(&self) -> [(&'static str, f64); 7] {
+    pub fn parts(&self) -> [(&'static str, f64); 8] {
         [
             ("compute", self.compute_s),
             ("tp", self.tp_s),
             ("cp", self.cp_s),
+            ("ep", self.ep_s),
             ("pp", self.pp_s),
             ("dp", self.dp_s),
             ("optimizer", self.optimizer_s),
@@ -45,9 +48,9 @@ impl StepTime {
 
     /// The parts in the order of [`Self::parts`], as a time.
     pub(crate) fn from_parts(
-        [compute_s, tp_s, cp_s, pp_s, dp_s, optimizer_s, other_s]: [f64; 7],
+        [compute_s, tp_s, cp_s, ep_s, pp_s, dp_s, optimizer_s, other_s]: [f64; 8],
     ) -> Self {
-        Self { compute_s, tp_s, cp_s, pp_s, dp_s, optimizer_s, other_s }
+        Self { compute_s, tp_s, cp_s, ep_s, pp_s, dp_s, optimizer_s, other_s }
     }
 
     /// A time made of each part's seconds in two times.

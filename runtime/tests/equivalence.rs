@@ -101,6 +101,8 @@ fn split(of: &Indices) -> (&'static str, Split) {
         vpp: VPP[of[3]],
         dp: DP[of[4]],
         micro_batch: MICRO_BATCH[of[5]],
+        ep: 1,
+        etp: 1,
         sequence_parallel: of[6] == 1,
         schedule: ScheduleName::WHOLE[of[7]],
         vocab: VOCAB[of[OF_VOCAB]],

@@ -159,6 +159,7 @@ impl Case {
                 pp: self.pp as u64,
                 order: Split::default().order,
             },
+            experts: None,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: CpStyle::Zigzag,

@@ -188,6 +188,7 @@ fn shrunk(case: &Case) -> Program {
     Program {
         model: shrunk_model(&whole.model, &d, layers),
         mesh: Mesh::new(&d),
+        experts: None,
         sequence_parallel: whole.sequence_parallel && d.tp > 1,
         fused_loss: whole.fused_loss,
         cp_style: d.cp_style,
@@ -216,6 +217,7 @@ fn alone(of: &Program) -> Program {
     Program {
         model: of.model.clone(),
         mesh: Mesh { tp: 1, cp: 1, dp: 1, pp: 1, ..of.mesh },
+        experts: None,
         sequence_parallel: false,
         fused_loss: false,
         cp_ulysses: 1,

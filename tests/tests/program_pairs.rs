@@ -192,6 +192,7 @@ impl Combination {
                 pp: self.pp as u64,
                 order: RankOrder::DpInner,
             },
+            experts: None,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,

@@ -51,6 +51,7 @@ impl<D: Device> Stages<D> for Direct {
         let tokens = (program.global_batch() * program.seq_len()) as f64;
         TrainerSpec {
             mesh: program.mesh,
+            experts: program.experts,
             sequence_parallel: program.sequence_parallel,
             context: ContextParallel {
                 ranks: program.mesh.cp as usize,

@@ -58,6 +58,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
     Ok(Program {
         model: model.clone(),
         mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
+        experts: None,
         sequence_parallel: false,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

@@ -4,7 +4,7 @@ use super::{Context, WeightWork};
 use crate::device::Device;
 use crate::state::buffer::Buffer;
 use crate::state::params::{
-    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
 };
 
 /// A bias of the residual stream's width, which every tensor-parallel rank holds.
@@ -19,6 +19,7 @@ impl RowBias {
             name: format!("{matrix}.bias"),
             shape: vec![columns],
             transposed: false,
+            division: Division::Dense,
             placement: Placement::Replicated,
             gradient: if split { Gradient::Partial } else { Gradient::Whole },
             tied_copy: false,

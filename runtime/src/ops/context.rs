@@ -5,7 +5,7 @@ use crate::comm::{CommError, Communicator};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, Pools, WideBuffer};
 use crate::state::params::SharedBuffer;
-use crate::state::weights::{WeightView, Weights};
+use crate::state::weights::{Sharing, WeightView, Weights};
 use kernels::dropout::Dropout;
 use kernels::random::{GlobalIndices, Stream};
 use std::ops::Range;
@@ -165,7 +165,7 @@ pub struct Sharded<'a, D: Space> {
     /// The rank's weights.
     pub all: &'a Weights<D>,
     /// The replicas that share them.
-    pub replicas: &'a dyn Communicator,
+    pub replicas: Sharing<'a>,
     /// The units that the pass reads, one after the other.
     pub read: Range<usize>,
     /// Whether layers run from the last to the first.

@@ -4,7 +4,7 @@ use super::{Context, TokenIds, WeightWork};
 use crate::device::Device;
 use crate::state::buffer::Buffer;
 use crate::state::params::{
-    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
 };
 use kernels::embedding::Embedding;
 
@@ -40,6 +40,7 @@ impl VocabTable {
             name: self.name.clone(),
             shape: vec![self.vocab, self.hidden],
             transposed: false,
+            division: Division::Dense,
             placement,
             gradient: Gradient::Whole,
             tied_copy: self.tied_copy,
@@ -111,6 +112,7 @@ impl Positions {
             name: name.to_owned(),
             shape: vec![rows, hidden],
             transposed: false,
+            division: Division::Dense,
             placement: Placement::Replicated,
             gradient: if split { Gradient::Partial } else { Gradient::Whole },
             tied_copy: false,

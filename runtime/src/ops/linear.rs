@@ -5,7 +5,8 @@ use crate::device::Device;
 use crate::state::buffer::Buffer;
 use crate::state::gradients::GradientSink;
 use crate::state::params::{
-    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock, SharedBuffer,
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock,
+    SharedBuffer,
 };
 use kernels::Output;
 use kernels::gemm::Shape;
@@ -64,6 +65,7 @@ impl Matrix {
             name: format!("{}.weight", self.name),
             shape,
             transposed: self.transposed,
+            division: Division::Dense,
             placement,
             gradient,
             tied_copy: false,
@@ -92,6 +94,7 @@ pub fn declare_rows(
             name: format!("{}.bias", matrix.name),
             shape: vec![outputs],
             transposed: false,
+            division: Division::Dense,
             placement,
             gradient,
             tied_copy: false,

@@ -5,7 +5,7 @@ use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::gradients::GradientSink;
 use crate::state::params::{
-    Declaration, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, SharedBuffer,
 };
 use kernels::Output;
 use kernels::layer_norm::LayerNorm;
@@ -96,6 +96,7 @@ impl Norm {
                 name: format!("{name}.{part}"),
                 shape: vec![columns],
                 transposed: false,
+                division: Division::Dense,
                 placement: Placement::Replicated,
                 gradient,
                 tied_copy: false,

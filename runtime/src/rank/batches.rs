@@ -115,8 +115,9 @@ impl<D: Device> Fixed<'_, D> {
     fn valid_tokens(&self, read: &[Tokens]) -> Result<u64, Error> {
         let labels = read.iter().flat_map(|read| &read.labels);
         let mut total = [labels.filter(|&&label| label >= 0).count() as i64];
-        if self.groups.dp.size() > 1 {
-            self.groups.dp.all_reduce(&mut total, Op::Sum)?;
+        let replicas = &self.groups.dense.all;
+        if replicas.size() > 1 {
+            replicas.all_reduce(&mut total, Op::Sum)?;
         }
         Ok(total[0].max(0) as u64)
     }

@@ -3,48 +3,68 @@
 use super::{Fixed, declare};
 use crate::comm::CommError;
 use crate::device::Device;
+use crate::spec::TrainerSpec;
 use crate::state::checkpoint::Tensors;
-use crate::state::params::Inventory;
+use crate::state::params::{ByDivision, Division, HeldParameter, Inventory, Member};
 use crate::state::shards::{Shards, Slice};
 use kernels::Real;
-use models::mesh::Coordinates;
+use models::mesh::{Coordinates, ExpertPlace};
 use std::collections::BTreeMap;
+
+/// An empty inventory for the rank at `at`.
+pub(super) fn inventory(spec: &TrainerSpec, at: Coordinates) -> Inventory {
+    let member = |rank: u64, of: u64| Member { rank: rank as usize, of: of as usize };
+    let inventory = Inventory::new(at.tp as usize, spec.mesh.tp as usize);
+    let Some(experts) = spec.experts else { return inventory };
+    let ExpertPlace { ep, etp, .. } = experts.place(spec.mesh.fold(at));
+    inventory.with_experts(member(ep, experts.ep), member(etp, experts.etp))
+}
+
+/// The rank at `at` among those that hold the same parameters.
+fn replica(spec: &TrainerSpec, at: Coordinates) -> ByDivision<Member> {
+    let mesh = &spec.mesh;
+    let dense = (at.dp * mesh.cp + at.cp, mesh.cp * mesh.dp);
+    let expert = spec.experts.map_or((0, 1), |experts| {
+        let ranks = mesh.folded_ranks() / (experts.ep * experts.etp);
+        (experts.place(mesh.fold(at)).edp, ranks)
+    });
+    let member = |(rank, of): (u64, u64)| Member { rank: rank as usize, of: of as usize };
+    ByDivision { dense: member(dense), expert: member(expert) }
+}
 
 impl<D: Device> Fixed<'_, D> {
     /// Elements of all of the model's parameters.
     pub(super) fn elements_of_model(&self) -> usize {
-        let ranks = (0..self.groups.world.size()).filter_map(|rank| self.inventory_of(rank));
-        let counted = |inventory: Inventory| -> usize {
-            let counted = inventory.all().iter().filter(|held| held.counted);
+        let of_rank = |rank: usize| -> usize {
+            let at = self.spec.mesh.coordinates(rank as u64);
+            let replica = replica(&self.spec, at);
+            let first = |division| replica.of(division).rank == 0;
+            if !first(Division::Dense) && !first(Division::Expert) {
+                return 0;
+            }
+            let inventory = self.inventory_of(at);
+            let counts = |held: &&HeldParameter| held.counted && first(held.declaration.division);
+            let counted = inventory.all().iter().filter(counts);
             counted.map(|held| held.extent.real_rows() * held.extent.columns.len()).sum()
         };
-        ranks.map(counted).sum()
+        (0..self.groups.world.size()).map(of_rank).sum()
     }
 
-    /// The parameters of a rank of the first replica; `None` for other ranks.
-    fn inventory_of(&self, rank: usize) -> Option<Inventory> {
-        let at = self.spec.mesh.coordinates(rank as u64);
-        if at.dp > 0 || at.cp > 0 {
-            return None;
-        }
-        let mut inventory = Inventory::new(at.tp as usize, self.groups.tp.size());
+    /// The parameters of the rank at `at`.
+    fn inventory_of(&self, at: Coordinates) -> Inventory {
+        let mut inventory = inventory(&self.spec, at);
         declare(self.declared_by, &self.spec, at.pp as usize, &mut inventory);
-        Some(inventory)
+        inventory
     }
 
-    /// The rank that replica `replica` has in place of rank `first` of the first replica.
-    fn replica_of(&self, first: usize, replica: usize) -> usize {
-        let (mesh, replica) = (&self.spec.mesh, replica as u64);
-        let at = mesh.coordinates(first as u64);
-        let at = Coordinates { cp: replica % mesh.cp, dp: replica / mesh.cp, ..at };
-        mesh.rank(at) as usize
-    }
-
-    /// Replicas that together hold everything: the first, or those that share the first copy of
-    /// the state.
-    fn contributing(&self) -> usize {
-        let zero = self.spec.zero;
-        if zero.shares_optimizer() { zero.ways } else { 1 }
+    /// Of each division, whether the rank at `at` is one of the replicas that together hold
+    /// everything: the first, or those that share the first copy of the state.
+    fn contributes(&self, at: Coordinates) -> ByDivision<bool> {
+        let (zero, replica) = (self.spec.zero, replica(&self.spec, at));
+        ByDivision::each(|division| {
+            let Member { rank, of } = replica.of(division);
+            rank < if zero.shares_optimizer() { zero.group(of) } else { 1 }
+        })
     }
 
     /// Gathers whole tensors on rank 0. Every contributing rank sends what it updates of the
@@ -56,52 +76,68 @@ impl<D: Device> Fixed<'_, D> {
     ) -> Result<Option<Tensors<D::Wide>>, CommError> {
         const TAG: u64 = 1 << 61;
         let world = &self.groups.world;
-        if self.groups.dp.rank() >= self.contributing() {
-            return Ok(None);
-        }
+        let contributes = self.contributes(self.groups.at);
         let mut own = Vec::new();
-        for slice in counted(&self.shards, &self.inventory) {
+        for slice in contributed(&self.shards, &self.inventory, contributes) {
             own.extend(read(slice)?);
         }
         if world.rank() > 0 {
-            world.send(&own, 0, TAG)?;
+            if contributes.dense || contributes.expert {
+                world.send(&own, 0, TAG)?;
+            }
             return Ok(None);
         }
         let mut own = Some(own);
         let mut tensors: Tensors<D::Wide> = BTreeMap::new();
-        for first in 0..world.size() {
-            let Some(theirs) = self.inventory_of(first) else { continue };
-            let mut local = vec![D::Wide::ZERO; theirs.elements()];
-            for replica in 0..self.contributing() {
-                let rank = self.replica_of(first, replica);
-                let shards =
-                    Shards::new(&theirs, self.spec.zero, self.groups.sharing().size(), replica);
-                let slices: Vec<&Slice> = counted(&shards, &theirs).collect();
-                let count = slices.iter().map(|slice| slice.whole.len()).sum();
-                let told = match (rank, own.take()) {
-                    (0, Some(own)) => own,
-                    _ => world.recv(count, rank, TAG)?,
-                };
-                let mut rest = told.as_slice();
-                for slice in slices {
-                    let (part, behind) = rest.split_at(slice.whole.len());
-                    local[slice.whole.clone()].copy_from_slice(part);
-                    rest = behind;
-                }
+        for rank in 0..world.size() {
+            let at = self.spec.mesh.coordinates(rank as u64);
+            let contributes = self.contributes(at);
+            if !(contributes.dense || contributes.expert) {
+                continue;
             }
-            for held in theirs.all().iter().filter(|held| held.counted) {
-                let declaration = &held.declaration;
-                let empty =
-                    || (declaration.shape.clone(), vec![D::Wide::ZERO; declaration.elements()]);
-                let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
-                declaration.insert(&held.extent, &local[held.part.range()], whole);
+            let theirs = self.inventory_of(at);
+            let replica = replica(&self.spec, at);
+            let member = |division| {
+                let Member { rank, of } = replica.of(division);
+                let of = self.spec.zero.group(of);
+                Member { rank: rank % of, of }
+            };
+            let shards = Shards::new(&theirs, self.spec.zero, ByDivision::each(member));
+            let slices: Vec<&Slice> = contributed(&shards, &theirs, contributes).collect();
+            let count = slices.iter().map(|slice| slice.whole.len()).sum();
+            let told = match (rank, own.take()) {
+                (0, Some(own)) => own,
+                _ => world.recv(count, rank, TAG)?,
+            };
+            let mut rest = told.as_slice();
+            for slice in slices {
+                let (part, behind) = rest.split_at(slice.whole.len());
+                insert(&theirs.all()[slice.held], slice, part, &mut tensors);
+                rest = behind;
             }
         }
         Ok(Some(tensors))
     }
 }
 
-/// What a rank updates of the parameters that it counts.
-fn counted<'a>(shards: &'a Shards, inventory: &'a Inventory) -> impl Iterator<Item = &'a Slice> {
-    shards.updated().iter().filter(|slice| inventory.all()[slice.held].counted)
+/// Inserts a slice of a parameter into its whole tensor.
+fn insert<T: Real>(held: &HeldParameter, slice: &Slice, values: &[T], tensors: &mut Tensors<T>) {
+    let HeldParameter { declaration, extent, part, .. } = held;
+    let empty = || (declaration.shape.clone(), vec![T::ZERO; declaration.elements()]);
+    let (_, whole) = tensors.entry(declaration.name.clone()).or_insert_with(empty);
+    let first = slice.whole.start - part.begin;
+    declaration.insert(extent, first, values, whole);
+}
+
+/// What a rank contributes to whole tensors.
+fn contributed<'a>(
+    shards: &'a Shards,
+    inventory: &'a Inventory,
+    contributes: ByDivision<bool>,
+) -> impl Iterator<Item = &'a Slice> {
+    let wanted = move |slice: &&Slice| {
+        let held = &inventory.all()[slice.held];
+        held.counted && contributes.of(held.declaration.division)
+    };
+    shards.updated().iter().filter(wanted)
 }

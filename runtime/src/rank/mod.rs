@@ -20,7 +20,7 @@ use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
 use crate::state::gradients::GradientStore;
-use crate::state::params::{HeldParameter, Inventory};
+use crate::state::params::{ByDivision, HeldParameter, Inventory, Member};
 use crate::state::shards::Shards;
 use crate::state::weights::Weights;
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
@@ -102,7 +102,7 @@ impl<'a, D: Device> Rank<'a, D> {
     ) -> Result<Self, CommError> {
         let (declared_by, spec) = (stages, stages.spec());
         let groups = Groups::new(world, &spec)?;
-        let mut inventory = Inventory::new(groups.tp.rank(), groups.tp.size());
+        let mut inventory = gather::inventory(&spec, groups.at);
         let (stages, shard) = declare(declared_by, &spec, groups.pp.rank(), &mut inventory);
         if let Some(name) = inventory.doubled() {
             let reason = format!("{name} is declared twice: each parameter has a name of its own");
@@ -112,7 +112,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let pools = Pools::default();
         let (positions, rope) = positions(&device, &pools, &spec, &held);
         let sharing = groups.sharing();
-        let shards = Shards::new(&inventory, spec.zero, sharing.size(), sharing.rank());
+        let member = |division| {
+            let group = sharing.of(division);
+            Member { rank: group.rank(), of: group.size() }
+        };
+        let shards = Shards::new(&inventory, spec.zero, ByDivision::each(member));
         let shards = Rc::new(shards);
         let state = TrainingState::new(&device, &shards, &inventory, &spec);
         Ok(Self {
@@ -199,7 +203,8 @@ impl<'a, D: Device> Rank<'a, D> {
             tp_s: waited_s(&["tp"]),
             pp_s: waited_s(pipeline),
             cp_s: waited_s(&["cp_ring", "cp_ulysses"]),
-            dp_s: waited_s(&["dp", "dp_shard", "dp_across"]),
+            ep_s: waited_s(&["ep", "etp"]),
+            dp_s: waited_s(&["dp", "dp_shard", "dp_across", "edp", "edp_shard", "edp_across"]),
             optimizer_s: updated.get().as_secs_f64(),
             ..StepTime::default()
         }
@@ -499,7 +504,8 @@ impl<D: Device> Fixed<'_, D> {
         self.every_gradient(gradients)?;
         let reductions = reducer.finish(gradients)?;
         self.sum_over_ranks(gradients.sums_mut())?;
-        Ok(LaunchedStep { outcome, loss, squares: self.squares(gradients.sums()), reductions })
+        let squares = self.squares(gradients.sums());
+        Ok(LaunchedStep { outcome, loss, squares, reductions })
     }
 }
 

@@ -3,9 +3,11 @@
 use super::Fixed;
 use crate::comm::{CommError, Op, Request};
 use crate::device::{Device, DeviceGroup};
-use crate::state::params::{Gradient, HeldParameter, Store};
+use crate::groups::ExpertGroups;
+use crate::state::params::{ByDivision, Gradient, HeldParameter, Store};
 use crate::state::shards::Slice;
 use crate::step::executor::copy_tag;
+use crate::step::graph_replay::Squares;
 use std::ops::Range;
 
 impl<D: Device> Fixed<'_, D> {
@@ -144,22 +146,35 @@ impl<D: Device> Fixed<'_, D> {
 
     /// Sum of squares of the gradients in this rank's pieces; each element of the model is in the
     /// piece of one rank that counts it.
-    pub(super) fn squares(&self, sums: &Store<D>) -> D::Total {
-        let mut total = self.device.total();
-        let counts = |slice: &&Slice| self.inventory.all()[slice.held].counted;
-        for slice in self.shards.counted().iter().filter(counts) {
-            self.device.add_squares(sums.get(slice), &mut total);
-        }
-        total
+    pub(super) fn squares(&self, sums: &Store<D>) -> Squares<D> {
+        ByDivision::each(|division| {
+            let mut total = self.device.total();
+            let counts = |slice: &&Slice| {
+                let held = &self.inventory.all()[slice.held];
+                held.counted && held.declaration.division == division
+            };
+            for slice in self.shards.counted().iter().filter(counts) {
+                self.device.add_squares(sums.get(slice), &mut total);
+            }
+            total
+        })
     }
 
     /// Starts summing squares over all parameters of the model. The replicas that share one copy
     /// of the state have summed its pieces.
-    pub(super) fn start_norm(&self, squares: &D::Total) -> Result<Request<f64>, CommError> {
-        let mut sum = [self.device.read(squares)?];
-        self.groups.sharing().all_reduce(&mut sum, Op::Sum)?;
-        self.groups.tp.all_reduce(&mut sum, Op::Sum)?;
-        self.groups.pp.start_all_reduce(sum.to_vec(), Op::Sum)
+    pub(super) fn start_norm(&self, squares: &Squares<D>) -> Result<Request<f64>, CommError> {
+        let mut dense = [self.device.read(&squares.dense)?];
+        self.groups.sharing().dense.all_reduce(&mut dense, Op::Sum)?;
+        self.groups.tp.all_reduce(&mut dense, Op::Sum)?;
+        let mut sum = dense.to_vec();
+        if let Some(ExpertGroups { ep, etp, replicas }) = &self.groups.experts {
+            let mut expert = [self.device.read(&squares.expert)?];
+            for group in [replicas.sharing(), &**etp, &**ep] {
+                group.all_reduce(&mut expert, Op::Sum)?;
+            }
+            sum[0] += expert[0];
+        }
+        self.groups.pp.start_all_reduce(sum, Op::Sum)
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Every tensor is declared once: its Hugging Face name and shape, and what each tensor-parallel
 //! rank holds of it. Loading, initialisation, gradient reduction, the clip norm, dumps and the rank
-//! report all follow from the declaration. Over data-parallel ranks a parameter is always
-//! replicated and its gradient a partial sum. Over the pipeline a parameter lies on its stage; one
-//! of a split vocabulary lies on all pipeline ranks.
+//! report all follow from the declaration. Over its replicas a parameter's gradient is a partial
+//! sum. Over the pipeline a parameter lies on its stage; one of a split vocabulary lies on all
+//! pipeline ranks. An expert lies on one of the expert-parallel ranks, which alone declares it.
 
 use crate::comm::Element;
 use crate::device::Space;
@@ -61,6 +61,63 @@ pub enum Gradient {
     Partial,
 }
 
+/// Which ranks divide a tensor, and so which hold the same of it: its replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Division {
+    /// Tensor-parallel ranks divide it. Replicas lie along the context- and data-parallel axes.
+    #[default]
+    Dense,
+    /// It is an expert's: the tensor-parallel ranks of an expert divide it. Replicas are the ranks
+    /// that hold the same experts.
+    Expert,
+}
+
+/// One value for each [`Division`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByDivision<T> {
+    /// Of dense parameters.
+    pub dense: T,
+    /// Of the experts'.
+    pub expert: T,
+}
+
+impl<T: Copy> ByDivision<T> {
+    /// The value of a division.
+    pub fn of(&self, division: Division) -> T {
+        match division {
+            Division::Dense => self.dense,
+            Division::Expert => self.expert,
+        }
+    }
+}
+
+impl<T> ByDivision<T> {
+    /// A value for each division.
+    pub fn each(value: impl Fn(Division) -> T) -> Self {
+        Self { dense: value(Division::Dense), expert: value(Division::Expert) }
+    }
+}
+
+/// One of several ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Which, 0-based.
+    pub rank: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Member {
+    /// The only one.
+    pub const ONLY: Self = Self { rank: 0, of: 1 };
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self::ONLY
+    }
+}
+
 /// One tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declaration {
@@ -70,7 +127,9 @@ pub struct Declaration {
     pub shape: Vec<usize>,
     /// Stored transposed: `[out, in]`, where Hugging Face has `[in, out]` (GPT-2's Conv1D).
     pub transposed: bool,
-    /// What tensor-parallel ranks hold.
+    /// Which ranks divide it.
+    pub division: Division,
+    /// What each of those ranks holds.
     pub placement: Placement,
     /// What they have of its gradient.
     pub gradient: Gradient,
@@ -171,12 +230,15 @@ impl Declaration {
         local
     }
 
-    /// Inserts what `extent` covers into the whole tensor.
-    pub fn insert<T: Copy>(&self, extent: &Extent, local: &[T], whole: &mut [T]) {
-        let mut values = local.iter();
-        for row in extent.rows.iter().flat_map(Clone::clone) {
-            for (column, value) in extent.columns.clone().zip(values.by_ref()) {
-                whole[self.index(row, column)] = *value;
+    /// Inserts what `extent` covers into the whole tensor: `local`, which begins with element
+    /// `first` of it.
+    pub fn insert<T: Copy>(&self, extent: &Extent, first: usize, local: &[T], whole: &mut [T]) {
+        let rows: Vec<usize> = extent.rows.iter().flat_map(Clone::clone).collect();
+        let width = extent.columns.len();
+        for (n, value) in (first..).zip(local) {
+            // Behind the last row is padding.
+            if let Some(&row) = rows.get(n / width) {
+                whole[self.index(row, extent.columns.start + n % width)] = *value;
             }
         }
     }
@@ -284,12 +346,14 @@ pub struct HeldParameter {
 pub struct Inventory {
     held: Vec<HeldParameter>,
     elements: usize,
-    tp: usize,
-    tp_rank: usize,
+    /// This rank among those that divide a tensor.
+    members: ByDivision<Member>,
+    /// This rank among those that have different experts.
+    experts: Member,
     stage: usize,
     copies: bool,
-    /// Where units begin.
-    units: Vec<usize>,
+    /// Where units begin, and how they are divided.
+    units: Vec<(usize, Division)>,
     /// Whether the next parameter begins a unit.
     begins_unit: bool,
 }
@@ -297,7 +361,21 @@ pub struct Inventory {
 impl Inventory {
     /// An empty inventory for rank `tp_rank` of `tp`.
     pub fn new(tp_rank: usize, tp: usize) -> Self {
-        Self { tp, tp_rank, ..Self::default() }
+        let dense = Member { rank: tp_rank, of: tp };
+        Self { members: ByDivision { dense, expert: Member::ONLY }, ..Self::default() }
+    }
+
+    /// The same where this rank is `experts` of the expert-parallel ranks, and `within` of the
+    /// tensor-parallel ranks of its experts.
+    #[must_use]
+    pub fn with_experts(self, experts: Member, within: Member) -> Self {
+        Self { members: ByDivision { expert: within, ..self.members }, experts, ..self }
+    }
+
+    /// This rank's experts of `all`.
+    pub fn own_experts(&self, all: usize) -> Range<usize> {
+        let each = all / self.experts.of;
+        self.experts.rank * each..(self.experts.rank + 1) * each
     }
 
     /// Assigns later declarations to `stage`.
@@ -306,16 +384,17 @@ impl Inventory {
     }
 
     /// Begins a unit, whose state replicas share: a layer. A table of the vocabulary is always a
-    /// unit of its own. Returns the first element of what follows.
+    /// unit of its own, and so are a layer's experts. Returns the first element of what follows.
     pub fn begin_unit(&mut self) -> usize {
         self.begins_unit = true;
         self.elements
     }
 
-    /// Elements of each unit.
-    pub fn units(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let ends = self.units.iter().skip(1).copied().chain(std::iter::once(self.elements));
-        self.units.iter().copied().zip(ends).map(|(begin, end)| begin..end)
+    /// Elements of each unit, and how they are divided.
+    pub fn units(&self) -> impl Iterator<Item = (Range<usize>, Division)> + '_ {
+        let ends = self.units.iter().skip(1).map(|(begin, _)| *begin);
+        let ends = ends.chain(std::iter::once(self.elements));
+        self.units.iter().zip(ends).map(|(&(begin, division), end)| (begin..end, division))
     }
 
     /// Marks later declarations as held and counted by another pipeline rank too.
@@ -325,21 +404,29 @@ impl Inventory {
 
     /// Tensor-parallel ranks.
     pub fn tp(&self) -> usize {
-        self.tp
+        self.members.dense.of
     }
 
     /// This rank among them.
     pub fn tp_rank(&self) -> usize {
-        self.tp_rank
+        self.members.dense.rank
+    }
+
+    /// This rank among those that divide a tensor.
+    pub fn member(&self, division: Division) -> Member {
+        self.members.of(division)
     }
 
     /// Adds a parameter.
     pub fn declare(&mut self, declaration: Declaration) -> ParameterSlice {
-        let extent = declaration.extent(self.tp_rank, self.tp);
-        let counted = !self.copies && declaration.counted(self.tp_rank, self.tp);
+        let division = declaration.division;
+        let Member { rank, of } = self.members.of(division);
+        let extent = declaration.extent(rank, of);
+        let counted = !self.copies && declaration.counted(rank, of);
         let table = declaration.placement.is_table();
-        if self.units.is_empty() || self.begins_unit || table {
-            self.units.push(self.elements);
+        let other = self.units.last().is_none_or(|(_, before)| *before != division);
+        if other || self.begins_unit || table {
+            self.units.push((self.elements, division));
         }
         self.begins_unit = table;
         let (id, unit) = (ParameterId(self.held.len()), self.units.len() - 1);

@@ -1,10 +1,11 @@
 //! How replicas share the state of the parameters that they hold alike (ZeRO, arXiv 1910.02054).
 //!
 //! The parameters of a rank are divided unit by unit. A layer is a unit, and so is each table of
-//! the vocabulary. A unit is padded at its end and cut into equal pieces, one for each replica that
-//! shares it. A parameter may lie in several pieces, and a piece may hold several parameters.
+//! the vocabulary; a layer's experts are a second one, as they have other replicas. A unit is padded
+//! at its end and cut into equal pieces, one for each replica that shares it. A parameter may lie in
+//! several pieces, and a piece may hold several parameters.
 
-use super::params::{Inventory, ParameterSlice};
+use super::params::{ByDivision, Division, Inventory, Member, ParameterSlice};
 use std::ops::Range;
 
 /// What replicas share (ZeRO, section 5).
@@ -12,7 +13,8 @@ use std::ops::Range;
 pub struct Zero {
     /// 0: nothing. 1: exact weights and moments. 2: gradients too. 3: weights too.
     pub stage: u8,
-    /// Replicas that share one copy; 1 with stage 0. Fewer than all means hybrid sharding.
+    /// Replicas that share one copy; 1 with stage 0. Fewer than all means hybrid sharding. Where
+    /// experts have fewer replicas than this, all of them share one copy.
     pub ways: usize,
 }
 
@@ -37,8 +39,8 @@ impl Zero {
 
     /// Replicas that divide the sum of squares of one copy's gradients: those that share a copy, or
     /// all `replicas`.
-    pub const fn group(self, replicas: usize) -> usize {
-        if self.shares_optimizer() { self.ways } else { replicas }
+    pub fn group(self, replicas: usize) -> usize {
+        if self.shares_optimizer() { self.ways.min(replicas) } else { replicas }
     }
 }
 
@@ -47,6 +49,8 @@ impl Zero {
 pub struct Unit {
     /// Its elements among all of the rank's parameters.
     pub elements: Range<usize>,
+    /// Whose they are.
+    pub division: Division,
     /// Elements of a piece, padding included.
     pub piece: usize,
     /// Where this rank's piece lies among its pieces of all units.
@@ -58,6 +62,11 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// Pieces.
+    pub fn ways(&self) -> usize {
+        self.ways
+    }
+
     /// Elements of all pieces, padding included.
     pub fn padded(&self) -> usize {
         self.piece * self.ways
@@ -99,13 +108,15 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Divides an inventory over `ways` replicas, of which this rank is number `own`.
-    pub fn new(inventory: &Inventory, zero: Zero, ways: usize, own: usize) -> Self {
+    /// Divides an inventory over the replicas of which this rank is one.
+    pub fn new(inventory: &Inventory, zero: Zero, sharing: ByDivision<Member>) -> Self {
         let mut units = Vec::new();
         let mut pieces = 0;
-        for elements in inventory.units() {
+        for (elements, division) in inventory.units() {
+            let Member { rank, of: ways } = sharing.of(division);
             let piece = elements.len().div_ceil(ways);
-            units.push(Unit { elements, piece, begin: pieces, first: own * piece, ways });
+            let first = rank * piece;
+            units.push(Unit { elements, division, piece, begin: pieces, first, ways });
             pieces += piece;
         }
         let held = |unit: usize| {
@@ -141,6 +152,20 @@ impl Shards {
         begins(elements.start)..begins(elements.end)
     }
 
+    /// The parts of a range of elements that are divided so, adjacent ones together.
+    pub fn parts(&self, range: &Range<usize>, division: Division) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for unit in self.units.iter().filter(|unit| unit.division == division) {
+            let part = unit.elements.start.max(range.start)..unit.elements.end.min(range.end);
+            match parts.last_mut() {
+                _ if part.is_empty() => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => parts.push(part),
+            }
+        }
+        parts
+    }
+
     /// What this rank's pieces hold. Over all replicas of a copy, each element is in one piece.
     pub fn counted(&self) -> &[Slice] {
         &self.counted
@@ -149,6 +174,11 @@ impl Shards {
     /// What this rank updates: its pieces, or everything if the optimizer is not shared.
     pub fn updated(&self) -> &[Slice] {
         &self.updated
+    }
+
+    /// Whether there are units of experts.
+    pub fn has_experts(&self) -> bool {
+        self.units.iter().any(|unit| unit.division == Division::Expert)
     }
 
     /// Elements of this rank's pieces, padding included.

@@ -1,12 +1,15 @@
 //! Weights as passes read them: all of them, or gathered unit by unit.
 
-use super::params::{ParameterSlice, Store, parts_mut};
+use super::params::{ByDivision, ParameterSlice, Store, parts_mut};
 use super::shards::{Shards, Slice, Unit};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored, StoredMut};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
+
+/// The replicas that share one copy of the state.
+pub type Sharing<'a> = ByDivision<&'a dyn Communicator>;
 
 /// Memory of a unit, padded.
 type Memory<D> = <D as Space>::Memory<<D as Space>::Stored>;
@@ -141,17 +144,21 @@ impl<D: Device> Weights<D> {
         Ok(views)
     }
 
-    /// Starts to gather what the replicas of `group` have updated, if each updates its piece of
-    /// weights that stay whole (ZeRO stages 1 and 2).
+    /// Starts to gather what the replicas that share the state have updated, if each updates its
+    /// piece of weights that stay whole (ZeRO stages 1 and 2).
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn start_gathers(&mut self, device: &D, group: &dyn Communicator) -> Result<(), CommError> {
+    pub fn start_gathers(&mut self, device: &D, sharing: Sharing<'_>) -> Result<(), CommError> {
         let zero = self.shards.zero();
-        if !zero.shares_optimizer() || zero.shares_weights() || group.size() == 1 {
+        if !zero.shares_optimizer() || zero.shares_weights() {
             return Ok(());
         }
         for (unit, held) in self.shards.units().iter().zip(self.units.get_mut()) {
+            let group = sharing.of(unit.division);
+            if group.size() == 1 {
+                continue;
+            }
             let own = match held {
                 Whole::Here(memory) => device.copied(D::view(memory, unit.own())),
                 Whole::InFlight(_) | Whole::Lent(_) => unreachable!("it was updated"),
@@ -179,22 +186,18 @@ impl<D: Device> Weights<D> {
         Ok(WeightView { shards: self.shards.clone(), units })
     }
 
-    /// Starts to gather a unit over the replicas of `group`, unless it is here or on its way.
+    /// Starts to gather a unit over the replicas that share it, unless it is here or on its way.
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn prefetch(
-        &self,
-        device: &D,
-        group: &dyn Communicator,
-        unit: usize,
-    ) -> Result<(), CommError> {
+    pub fn prefetch(&self, device: &D, sharing: Sharing<'_>, unit: usize) -> Result<(), CommError> {
         let Some(pieces) = &self.pieces else { return Ok(()) };
         let held = &mut self.units.borrow_mut()[unit];
         let absent = matches!(held, Whole::Lent(memory) if memory.strong_count() == 0);
         if absent {
-            let own = pieces.place_of_piece(&self.shards.units()[unit]);
-            let own = device.copied(pieces.range(own));
+            let unit = &self.shards.units()[unit];
+            let group = sharing.of(unit.division);
+            let own = device.copied(pieces.range(pieces.place_of_piece(unit)));
             *held = Whole::InFlight(DeviceGroup::new(device, group).start_all_gather(own)?);
         }
         Ok(())
@@ -204,10 +207,10 @@ impl<D: Device> Weights<D> {
     fn gather(
         &self,
         device: &D,
-        group: &dyn Communicator,
+        sharing: Sharing<'_>,
         unit: usize,
     ) -> Result<Rc<Memory<D>>, CommError> {
-        self.prefetch(device, group, unit)?;
+        self.prefetch(device, sharing, unit)?;
         let held = &mut self.units.borrow_mut()[unit];
         if let Whole::Lent(memory) = held
             && let Some(memory) = memory.upgrade()
@@ -224,23 +227,23 @@ impl<D: Device> Weights<D> {
         }
     }
 
-    /// `view` with the units of `elements` besides, gathered over the replicas of `group`.
+    /// `view` with the units of `elements` besides, gathered over the replicas that share them.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn gathered(
         &self,
         device: &D,
-        group: &dyn Communicator,
+        sharing: Sharing<'_>,
         view: &WeightView<D>,
         elements: &Range<usize>,
     ) -> Result<WeightView<D>, CommError> {
         let mut view = view.clone();
         if self.pieces.is_some() {
             let units = self.shards.within(elements);
-            units.clone().try_for_each(|unit| self.prefetch(device, group, unit))?;
+            units.clone().try_for_each(|unit| self.prefetch(device, sharing, unit))?;
             for unit in units {
-                view.units[unit] = Some(self.gather(device, group, unit)?);
+                view.units[unit] = Some(self.gather(device, sharing, unit)?);
             }
         }
         Ok(view)

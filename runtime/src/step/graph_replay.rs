@@ -10,6 +10,7 @@ use crate::comm::{CommError, Traffic, since};
 use crate::device::{Device, DeviceError, Space};
 use crate::error::Error;
 use crate::groups::Groups;
+use crate::state::params::ByDivision;
 use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
@@ -33,10 +34,13 @@ pub(crate) struct LaunchedStep<D: Space> {
     pub outcome: Outcome,
     /// Sum of this rank's losses.
     pub loss: D::Total,
-    /// Sum of squares of the gradients that this rank counts towards the norm.
-    pub squares: D::Total,
+    /// Sums of squares of the gradients that this rank counts towards the norm.
+    pub squares: Squares<D>,
     pub reductions: Vec<ReductionSpan>,
 }
+
+/// Sums of squares on the device.
+pub(crate) type Squares<D> = ByDivision<<D as Space>::Total>;
 
 /// One rank's recorded step, if there is one.
 pub(crate) struct GraphReplay<D: Space> {

@@ -67,6 +67,7 @@ mod tests {
         let (tp, cp, dp, pp) = (1, 1, 1, schedule.ranks as u64);
         TrainerSpec {
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
+            experts: None,
             sequence_parallel: false,
             context: ContextParallel::NONE,
             micro_batch: 1,

@@ -5,7 +5,7 @@ use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::Groups;
 use crate::spec::Reduction;
 use crate::state::gradients::GradientStore;
-use crate::state::params::Inventory;
+use crate::state::params::{Division, Inventory, Store};
 use crate::state::shards::Unit;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -48,9 +48,9 @@ struct Started<D: Space> {
 /// What a reduction returns.
 enum Covers {
     /// The sums of these elements.
-    Elements(Range<usize>),
+    Elements(Vec<Range<usize>>),
     /// The sums of this rank's pieces of these units.
-    Pieces(Range<usize>),
+    Pieces(Vec<usize>),
     /// What is to be added to this rank's piece of a unit.
     More(usize),
 }
@@ -99,31 +99,45 @@ impl<'a, D: Device> Reducer<'a, D> {
             Reduction::Buckets { .. } | Reduction::PerParameter => vec![ready],
         };
         progress.started = from;
-        parts.into_iter().try_for_each(|part| self.start(gradients, part))
+        parts.into_iter().try_for_each(|part| self.start(gradients, &part))
     }
 
-    /// Starts to sum complete elements.
+    /// Starts to sum complete elements: dense ones, and those of experts, which have other
+    /// replicas.
     fn start(
         &mut self,
         gradients: &GradientStore<D>,
-        range: Range<usize>,
+        range: &Range<usize>,
+    ) -> Result<(), CommError> {
+        self.start_of(gradients, range, Division::Dense)?;
+        match gradients.shards().has_experts() {
+            true => self.start_of(gradients, range, Division::Expert),
+            false => Ok(()),
+        }
+    }
+
+    fn start_of(
+        &mut self,
+        gradients: &GradientStore<D>,
+        range: &Range<usize>,
+        division: Division,
     ) -> Result<(), CommError> {
         let shards = gradients.shards();
-        if range.is_empty() || self.groups.dp.size() == 1 {
+        let replicas = self.groups.replicas(division);
+        let parts = shards.parts(range, division);
+        if parts.is_empty() || replicas.all.size() == 1 {
             return Ok(());
         }
         let (bucket, covers) = match shards.zero().shares_optimizer() {
-            false => {
-                let bucket = self.device.copied(gradients.sums().range(range.clone()));
-                (bucket, Covers::Elements(range))
-            }
+            false => (gathered(self.device, gradients.sums(), &parts), Covers::Elements(parts)),
             true => {
-                let units = shards.within(&range);
-                (self.piece_by_piece(gradients, units.clone()), Covers::Pieces(units))
+                let of_kind = |&unit: &usize| shards.units()[unit].division == division;
+                let units: Vec<usize> = shards.within(range).filter(of_kind).collect();
+                (self.piece_by_piece(gradients, &units), Covers::Pieces(units))
             }
         };
         let bytes = D::len(&bucket) * size_of::<D::Wide>();
-        let group = DeviceGroup::new(self.device, self.groups.sharing());
+        let group = DeviceGroup::new(self.device, replicas.sharing());
         let request = match covers {
             Covers::Elements(_) => group.start_all_reduce(bucket, Op::Sum)?,
             _ => group.start_reduce_scatter(bucket, Op::Sum)?,
@@ -134,17 +148,13 @@ impl<'a, D: Device> Reducer<'a, D> {
     }
 
     /// The gradients of units, so that a reduce-scatter gives each replica its pieces of all.
-    fn piece_by_piece(
-        &self,
-        gradients: &GradientStore<D>,
-        units: Range<usize>,
-    ) -> D::Memory<D::Wide> {
+    fn piece_by_piece(&self, gradients: &GradientStore<D>, units: &[usize]) -> D::Memory<D::Wide> {
         let (shards, sums) = (gradients.shards(), gradients.sums());
-        let units = &shards.units()[units];
-        let mut bucket = self.device.zeros(units.iter().map(Unit::padded).sum());
+        let units: Vec<&Unit> = units.iter().map(|&unit| &shards.units()[unit]).collect();
+        let mut bucket = self.device.zeros(units.iter().map(|unit| unit.padded()).sum());
         let mut at = 0;
-        for replica in 0..self.groups.sharing().size() {
-            for unit in units {
+        for replica in 0..units.first().map_or(0, |unit| unit.ways()) {
+            for unit in &units {
                 let begin = (unit.elements.start + replica * unit.piece).min(unit.elements.end);
                 let end = (begin + unit.piece).min(unit.elements.end);
                 let to = D::view_mut(&mut bucket, at..at + end - begin);
@@ -165,7 +175,8 @@ impl<'a, D: Device> Reducer<'a, D> {
         for (unit, memory) in closed {
             self.wait_until(gradients, 1)?;
             let bytes = D::len(&memory) * size_of::<D::Wide>();
-            let group = DeviceGroup::new(self.device, self.groups.sharing());
+            let replicas = self.groups.replicas(gradients.shards().units()[unit].division);
+            let group = DeviceGroup::new(self.device, replicas.sharing());
             let request = group.start_reduce_scatter(memory, Op::Sum)?;
             let (covers, started) = (Covers::More(unit), Instant::now());
             self.pending.push_back(Started { covers, bytes, request, started });
@@ -189,13 +200,13 @@ impl<'a, D: Device> Reducer<'a, D> {
             let sum = request.wait(self.device)?;
             let whole = D::view(&sum, 0..D::len(&sum));
             match covers {
-                Covers::Elements(range) => {
-                    self.device.copy(whole, gradients.sums_mut().range_mut(range));
+                Covers::Elements(parts) => {
+                    scattered(self.device, &sum, gradients.sums_mut(), &parts);
                 }
                 Covers::Pieces(units) => {
                     let shards = gradients.shards().clone();
                     let mut at = 0;
-                    for unit in &shards.units()[units] {
+                    for unit in units.into_iter().map(|unit| &shards.units()[unit]) {
                         let to = gradients.sums().place_of_piece(unit);
                         let from = D::view(&sum, at..at + to.len());
                         self.device.copy(from, gradients.sums_mut().range_mut(to));
@@ -227,38 +238,62 @@ impl<'a, D: Device> Reducer<'a, D> {
             self.scatter(gradients, closed)?;
         }
         for Progress { complete, started } in std::mem::take(&mut self.progress).into_values() {
-            self.start(gradients, complete..started)?;
+            self.start(gradients, &(complete..started))?;
         }
         self.wait_until(gradients, 0)?;
-        self.sum_across(gradients)?;
+        self.sum_across(gradients, Division::Dense)?;
+        if gradients.shards().has_experts() {
+            self.sum_across(gradients, Division::Expert)?;
+        }
         Ok(self.spans)
     }
 
     /// Sums this rank's pieces over the copies of the state, if there are several.
-    fn sum_across(&mut self, gradients: &mut GradientStore<D>) -> Result<(), CommError> {
-        let Some(across) = self.groups.across() else { return Ok(()) };
+    fn sum_across(
+        &mut self,
+        gradients: &mut GradientStore<D>,
+        division: Division,
+    ) -> Result<(), CommError> {
+        let Some(across) = self.groups.replicas(division).across() else { return Ok(()) };
         let shards = gradients.shards().clone();
         let (device, sums) = (self.device, gradients.sums_mut());
-        let places: Vec<Range<usize>> =
-            shards.units().iter().map(|unit| sums.place_of_piece(unit)).collect();
-        let mut own = device.zeros(places.iter().map(ExactSizeIterator::len).sum());
-        let mut at = 0;
-        for place in &places {
-            let to = D::view_mut(&mut own, at..at + place.len());
-            device.copy(sums.range(place.clone()), to);
-            at += place.len();
-        }
-        let started = Instant::now();
+        let units = shards.units().iter().filter(|unit| unit.division == division);
+        let places: Vec<Range<usize>> = units.map(|unit| sums.place_of_piece(unit)).collect();
+        let own = gathered(device, sums, &places);
+        let (started, bytes) = (Instant::now(), D::len(&own) * size_of::<D::Wide>());
         let sum = DeviceGroup::new(device, across).all_reduce(own, Op::Sum)?;
-        let bytes = at * size_of::<D::Wide>();
         self.spans.push(ReductionSpan { bytes, started, ended: Instant::now() });
-        at = 0;
-        for place in places {
-            let from = D::view(&sum, at..at + place.len());
-            at += place.len();
-            device.copy(from, sums.range_mut(place));
-        }
+        scattered(device, &sum, sums, &places);
         Ok(())
+    }
+}
+
+/// Parts of a store, one behind the other.
+fn gathered<D: Device>(device: &D, from: &Store<D>, parts: &[Range<usize>]) -> D::Memory<D::Wide> {
+    if let [part] = parts {
+        return device.copied(from.range(part.clone()));
+    }
+    let mut all = device.zeros(parts.iter().map(ExactSizeIterator::len).sum());
+    let mut at = 0;
+    for part in parts {
+        let to = D::view_mut(&mut all, at..at + part.len());
+        device.copy(from.range(part.clone()), to);
+        at += part.len();
+    }
+    all
+}
+
+/// The inverse of [`gathered`].
+fn scattered<D: Device>(
+    device: &D,
+    all: &D::Memory<D::Wide>,
+    to: &mut Store<D>,
+    parts: &[Range<usize>],
+) {
+    let mut at = 0;
+    for part in parts {
+        device.copy(D::view(all, at..at + part.len()), to.range_mut(part.clone()));
+        at += part.len();
     }
 }
 

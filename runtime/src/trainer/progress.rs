@@ -127,7 +127,7 @@ fn progress_bar(steps: u64) -> ProgressBar {
 }
 
 /// A row of the table of times: its name, its parts and their sum.
-fn row(name: &str, parts: [String; 7], total: &str) -> String {
+fn row(name: &str, parts: [String; 8], total: &str) -> String {
     let cells = parts.map(|part| format!("{part:>10}"));
     format!("{name:<10}{}{total:>10}", cells.concat())
 }

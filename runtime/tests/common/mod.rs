@@ -6,7 +6,7 @@ use direct::Direct;
 use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
 use models::formulas::vocabulary;
 use models::input::Source;
-use models::mesh::Mesh;
+use models::mesh::{ExpertSplit, Mesh};
 use models::model::{ModelSpec, read};
 use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{PassTimes, Schedule, ScheduleError, ScheduleName};
@@ -42,6 +42,9 @@ pub struct Split {
     /// Ulysses degree inside `cp`; 0 for the style's own.
     pub cp_ulysses: usize,
     pub micro_batch: usize,
+    /// Ranks that have different experts, and tensor-parallel ranks of an expert.
+    pub ep: usize,
+    pub etp: usize,
     pub sequence_parallel: bool,
     pub fused_loss: bool,
     pub recompute: Recompute,
@@ -71,6 +74,8 @@ impl Default for Split {
             cp_style: CpStyle::Zigzag,
             cp_ulysses: 0,
             micro_batch: 8,
+            ep: 1,
+            etp: 1,
             sequence_parallel: false,
             fused_loss: false,
             recompute: Recompute::None,
@@ -165,6 +170,10 @@ impl Split {
                 pp: self.pp as u64,
                 order: self.order,
             },
+            experts: model
+                .moe
+                .as_ref()
+                .map(|_| ExpertSplit { ep: self.ep as u64, etp: self.etp as u64 }),
             sequence_parallel: self.sequence_parallel && self.tp > 1,
             fused_loss: self.fused_loss,
             cp_style: self.cp_style,

@@ -21,7 +21,7 @@ use crate::stages::{Kept, Stage, StageOutput};
 use crate::state::buffer::{Buffer, Pools};
 use crate::state::gradients::GradientStore;
 use crate::state::params::Inventory;
-use crate::state::weights::Weights;
+use crate::state::weights::{Sharing, Weights};
 use crate::step::post_validation::passes_ahead;
 use crate::step::reduce::Reducer;
 use crate::step::vocab_collectives::{CollectiveInputs, VocabCollectives};
@@ -49,7 +49,7 @@ pub struct Executor<'a, D: Space> {
     /// Pipeline ranks.
     pub pp: &'a dyn Communicator,
     /// Replicas that share one copy of the state.
-    pub sharing: &'a dyn Communicator,
+    pub sharing: Sharing<'a>,
     /// Whether the next unit's weights are gathered while one unit computes.
     pub prefetch: bool,
     /// This pipeline rank's stages, by chunk.
