@@ -67,7 +67,9 @@ pub mod layer_norm;
 pub mod random;
 pub mod rms_norm;
 pub mod rope;
+pub mod routing;
 pub mod transpose;
+pub mod weighted_rows;
 
 pub use cpu::{Cpu, CpuError};
 pub use real::Real;

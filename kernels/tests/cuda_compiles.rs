@@ -15,6 +15,7 @@ use kernels::random::{self, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Pairing, Rope};
 use kernels::transpose;
+use kernels::weighted_rows;
 
 /// Ampere and Hopper.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
@@ -122,6 +123,12 @@ fn shapes(source: Source) -> Vec<Shape> {
             let floors = vec![("transpose_rows", floor), ("transpose_matrix", floor)];
             let module = transpose::cuda::module(storage, pack);
             shape(format!("{TOKENS} x 4096, packs of {pack}"), module, floors)
+        }),
+        "weighted_rows" => each(storages, [4096, 33], |storage, columns| {
+            let module = weighted_rows::cuda::module(storage, columns, storage.pack(columns));
+            let floor = weighted_rows::cuda::floor(TOKENS, columns, storage);
+            let floors = vec![("weighted_rows_scale", floor), ("weighted_rows_dot", floor)];
+            shape(format!("{TOKENS} x {columns}"), module, floors)
         }),
         other => panic!("{other} has no shapes: say for which it is compiled"),
     }

@@ -1,6 +1,7 @@
 //! The process groups that one rank belongs to.
 
 use crate::comm::{CommError, Communicator};
+use crate::ops::ExpertRanks;
 use crate::spec::TrainerSpec;
 use crate::state::params::{ByDivision, Division};
 use crate::state::shards::Zero;
@@ -101,6 +102,13 @@ impl ExpertGroups {
             etp: group("etp", ExpertPlace { etp: 0, ..own })?,
             replicas: Replicas::new(replicas, spec.zero, ["edp_shard", "edp_across"])?,
         })
+    }
+}
+
+impl ExpertGroups {
+    /// The ranks among which experts are divided.
+    pub fn ranks(&self) -> ExpertRanks<'_> {
+        ExpertRanks { ep: &*self.ep, etp: &*self.etp }
     }
 }
 

@@ -115,6 +115,7 @@ sources!(
     "rms_norm": "rms_norm/rms_norm.cu";
     "rope": "rope/rope.cu";
     "transpose": "transpose/transpose.cu";
+    "weighted_rows": "weighted_rows/weighted_rows.cu";
 );
 
 impl Source {

@@ -11,6 +11,7 @@ use kernels::rope::{Pairing, Rope, inverse_frequencies};
 use kernels::{Output, Real};
 use kernels::{
     activation, dropout, elementwise, embedding, layer_norm, random, rms_norm, rope, transpose,
+    weighted_rows,
 };
 use proptest::prelude::*;
 
@@ -129,6 +130,9 @@ fn elements<T: Real>(rows: usize, columns: usize) {
     both!(T, "divide", tolerance, elementwise::divide(&by; n));
     both!(T, "bias", tolerance, elementwise::add_bias(&bias; n));
     both!(T, "dbias", tolerance, elementwise::bias_gradient(&a; columns));
+    let weights = normal::<T>(4, rows);
+    both!(T, "scaled rows", tolerance, weighted_rows::scale(&weights, &a; n));
+    both!(T, "dots of rows", tolerance, weighted_rows::dot(&a, &b; rows));
     both!(T, "swap", 0.0, transpose::swap_leading([rows, columns, 1], &a; n));
     let cpu = cpu();
     let (sum, squares) = (elementwise::sum(&cpu, &a), elementwise::sum_of_squares(&cpu, &a));

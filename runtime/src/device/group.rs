@@ -96,6 +96,17 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         self.ask(Kind::AllToAll, D::len(&memory), memory)?.wait(self.device)
     }
 
+    /// Sends the next `send_counts[j]` elements to rank `j`; returns what arrived, in the order of
+    /// ranks.
+    #[track_caller]
+    pub fn all_to_all_v<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        send_counts: Vec<usize>,
+    ) -> Result<D::Memory<E>, CommError> {
+        self.ask(Kind::AllToAllV { send_counts }, 0, memory)?.wait(self.device)
+    }
+
     /// Starts broadcasting `root`'s memory.
     #[track_caller]
     pub fn start_broadcast<E: Element>(

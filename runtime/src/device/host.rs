@@ -14,7 +14,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
-use kernels::{Cpu, Output, elementwise, transpose};
+use kernels::{Cpu, Output, elementwise, transpose, weighted_rows};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -420,6 +420,14 @@ impl<T: Scalar> Device for Host<T> {
 
     fn swap_leading(&self, shape: [usize; 3], x: &[T], y: &mut [T]) {
         transpose::swap_leading(&self.cpu, shape, x, y);
+    }
+
+    fn scale_rows(&self, w: &[T], x: &[T], y: &mut [T]) {
+        weighted_rows::scale(&self.cpu, w, x, y);
+    }
+
+    fn dot_rows(&self, x: &[T], y: &[T], w: &mut [T]) {
+        weighted_rows::dot(&self.cpu, x, y, w);
     }
 
     fn divide(&self, by: &[T], x: &mut [T]) {

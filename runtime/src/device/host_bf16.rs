@@ -274,6 +274,16 @@ impl Device for Host<bf16, f32> {
         self.exact().accumulate(&x, sum);
     }
 
+    fn scale_rows(&self, w: &[f32], x: &[bf16], y: &mut [bf16]) {
+        let x = wide(x);
+        rounded(y, |y| self.exact().scale_rows(w, &x, y));
+    }
+
+    fn dot_rows(&self, x: &[bf16], y: &[bf16], w: &mut [f32]) {
+        let [x, y] = [x, y].map(wide);
+        self.exact().dot_rows(&x, &y, w);
+    }
+
     fn swap_leading(&self, shape: [usize; 3], x: &[bf16], y: &mut [bf16]) {
         let x = wide(x);
         rounded(y, |y| self.exact().swap_leading(shape, &x, y));

@@ -300,6 +300,12 @@ pub trait Device: Space {
     /// `[a, b, inner] -> [b, a, inner]`; see [`kernels::transpose::swap_leading`].
     fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>);
 
+    /// [`kernels::weighted_rows::scale`]
+    fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>);
+
+    /// [`kernels::weighted_rows::dot`]
+    fn dot_rows(&self, x: Stored<'_, Self>, y: Stored<'_, Self>, w: WideMut<'_, Self>);
+
     /// [`kernels::activation::forward`]
     fn activation(&self, activation: Activation, x: Stored<'_, Self>, y: StoredMut<'_, Self>);
 

@@ -1,11 +1,13 @@
 //! What a pass gives to the operations of its layers: tokens, weights, device, ranks, pools.
 
 use super::around::ContextRanks;
+use super::experts::ExpertRanks;
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, Space};
 use crate::state::buffer::{Buffer, Pools, WideBuffer};
 use crate::state::params::SharedBuffer;
 use crate::state::weights::{Sharing, WeightView, Weights};
+use kernels::Real;
 use kernels::dropout::Dropout;
 use kernels::random::{GlobalIndices, Stream};
 use std::ops::Range;
@@ -146,6 +148,8 @@ pub struct Context<'a, D: Space> {
     pub tp: &'a dyn Communicator,
     /// Context-parallel ranks.
     pub cp: ContextRanks<'a>,
+    /// The ranks among which experts are divided, if there are any.
+    pub experts: Option<ExpertRanks<'a>>,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// The weights that can be read.
@@ -227,6 +231,15 @@ impl<'a, D: Device> Context<'a, D> {
         Ok(Self { weights, sharded: self.sharded.clone(), ..*self })
     }
 
+    /// The ranks among which experts are divided.
+    ///
+    /// # Panics
+    /// The trainer's spec has no experts.
+    #[track_caller]
+    pub fn expert_ranks(&self) -> ExpertRanks<'a> {
+        self.experts.expect("the spec says how experts lie over ranks: `experts: Some(..)`")
+    }
+
     /// Tokens of the micro-batch on this rank, `n`.
     pub fn tokens(&self) -> usize {
         self.batch.tokens.len()
@@ -250,6 +263,17 @@ impl<'a, D: Device> Context<'a, D> {
     /// A buffer for `len` statistics, to be written before it is read.
     pub fn wide(&self, len: usize) -> WideBuffer<D> {
         self.pools.wide.take(self.device, len)
+    }
+
+    /// The elements on the host, f32 or wider; waits for them.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(super) fn widened(&self, x: &Buffer<D>) -> Result<Vec<D::Wide>, CommError> {
+        let mut wide = self.wide(x.len());
+        self.device.fill(wide.view_mut(), D::Wide::ZERO);
+        self.device.accumulate(x.view(), wide.view_mut());
+        Ok(self.device.download(wide.view())?)
     }
 
     /// A copy.

@@ -1,6 +1,7 @@
 //! Weight gradients: as data, to be computed at once or when the schedule says.
 
 use super::TokenIds;
+use super::experts::ExpertLinear;
 use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use crate::comm::CommError;
@@ -22,6 +23,17 @@ pub enum WeightWork<D: Space> {
         x: SharedBuffer<D>,
         /// Gradient of its output, `[n, out]`.
         dy: SharedBuffer<D>,
+    },
+    /// The same for each of the rank's experts, on its rows.
+    Experts {
+        /// The layers.
+        linear: ExpertLinear,
+        /// Their input, `[q, in]`.
+        x: SharedBuffer<D>,
+        /// Gradient of their output, `[q, out]`.
+        dy: SharedBuffer<D>,
+        /// How many rows each has.
+        of_expert: Rc<[usize]>,
     },
     /// `db += sum of rows of dy`.
     Bias {
@@ -61,6 +73,9 @@ impl<D: Device> WeightWork<D> {
     pub fn run(self, device: &D, gradients: &mut impl GradientSink<D>) {
         match self {
             Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
+            Self::Experts { linear, x, dy, of_expert } => {
+                linear.backward_weight(device, &x, &dy, &of_expert, gradients);
+            }
             Self::Bias { bias, dy } => {
                 device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
             }
@@ -82,6 +97,7 @@ impl<D: Device> WeightWork<D> {
     pub fn unit(&self) -> usize {
         match self {
             Self::Linear { linear, .. } => linear.weight.unit(),
+            Self::Experts { linear, .. } => linear.unit(),
             Self::Bias { bias, .. } => bias.unit(),
             Self::Norm { norm, .. } => norm.unit(),
             Self::Apart((part, _)) => part.unit(),
@@ -98,7 +114,9 @@ impl<D: Device> WeightWork<D> {
 
     fn buffers(&self) -> [Option<&SharedBuffer<D>>; 2] {
         match self {
-            Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
+            Self::Linear { x, dy, .. } | Self::Experts { x, dy, .. } | Self::Norm { x, dy, .. } => {
+                [Some(x), Some(dy)]
+            }
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
             Self::Apart(_) => [None, None],
         }
@@ -142,9 +160,12 @@ impl<'a, D: Device> Gradients<'a, D> {
     /// Runs or collects the work.
     pub fn add(&mut self, work: WeightWork<D>) {
         match (&mut self.later, &work) {
-            (Some(later), WeightWork::Linear { .. } | WeightWork::Embedding { .. }) => {
-                later.push(work);
-            }
+            (
+                Some(later),
+                WeightWork::Linear { .. }
+                | WeightWork::Experts { .. }
+                | WeightWork::Embedding { .. },
+            ) => later.push(work),
             (Some(later), _) if self.store.opens_units() => {
                 let mut vectors = Vectors(Vec::new());
                 work.run(self.device, &mut vectors);

@@ -12,7 +12,7 @@ use crate::comm::{CommError, Communicator};
 use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
-use crate::groups::Groups;
+use crate::groups::{ExpertGroups, Groups};
 use crate::ops::{ContextRanks, DropoutDraws, TokenIds, VocabularyShard};
 use crate::spec::Reduction;
 use crate::spec::{OptimizerMemory, TrainerSpec};
@@ -214,11 +214,13 @@ impl<'a, D: Device> Rank<'a, D> {
     /// reason against it. All ranks decide alike.
     pub fn replay_steps(&mut self, refused: Option<&'static str>) {
         let Fixed { spec, groups, device, .. } = &self.fixed;
+        let chooses = "experts are chosen on the host";
         let decides = "optimizer post-validation decides on the host within a step";
         let why_not = refused
             .or_else(|| device.not_recordable())
             .or_else(|| groups.world.not_recordable())
-            .or(spec.post_validation.then_some(decides));
+            .or(spec.post_validation.then_some(decides))
+            .or(spec.experts.map(|_| chooses));
         self.graph_replay.set(why_not);
     }
 
@@ -455,6 +457,7 @@ impl<D: Device> Fixed<'_, D> {
             },
             pp: &*self.groups.pp,
             sharing: self.groups.sharing(),
+            experts: self.groups.experts.as_ref().map(ExpertGroups::ranks),
             prefetch: self.reduction != Reduction::AtEnd,
             stages: &self.stages,
             vocab: match (&self.shard, &self.groups.vocab) {

@@ -145,6 +145,12 @@ impl<D: Space, E: Element> Buffer<D, E> {
         Self { memory: D::empty(), pool: None }
     }
 
+    /// Memory that no pool takes back: of lengths that differ from step to step, a pool would keep
+    /// one buffer each.
+    pub fn apart(memory: D::Memory<E>) -> Self {
+        Self { memory, pool: None }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         D::len(&self.memory)

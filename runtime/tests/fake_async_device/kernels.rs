@@ -155,6 +155,24 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
         });
     }
 
+    fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
+        let (w, x, y) = (of(w), of(x), into(y));
+        self.run(move |host| {
+            let mut to_y: Vec<W> = y.get();
+            host.scale_rows(&w.get::<W>(), &x.get::<W>(), &mut to_y);
+            y.put(&to_y);
+        });
+    }
+
+    fn dot_rows(&self, x: Stored<'_, Self>, y: Stored<'_, Self>, w: WideMut<'_, Self>) {
+        let (x, y, w) = (of(x), of(y), into(w));
+        self.run(move |host| {
+            let mut to_w: Vec<W> = w.get();
+            host.dot_rows(&x.get::<W>(), &y.get::<W>(), &mut to_w);
+            w.put(&to_w);
+        });
+    }
+
     fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
         let (x, y) = (of(x), into(y));
         self.run(move |host| {

@@ -5,7 +5,7 @@ use kernels::activation::{self, Activation};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::dropout::{self, Dropout};
 use kernels::random::{self as draws, GlobalIndices, Stream};
-use kernels::{Cpu, elementwise as sums, transpose as swap};
+use kernels::{Cpu, elementwise as sums, transpose as swap, weighted_rows as weighted};
 
 pub fn activations(gpu: &Gpu) {
     in_each_storage!(activations_in(gpu));
@@ -198,5 +198,27 @@ fn transpose_in<S: Stored>(gpu: &Gpu) {
         let mut y = vec![0.0; elements];
         swap::reference::swap_leading(&cpu, shape, &x, &mut y);
         assert_eq!(down(gpu, &gy), y, "{shape:?}");
+    }
+}
+
+pub fn weighted_rows(gpu: &Gpu) {
+    in_each_storage!(weighted_rows_in(gpu));
+}
+
+fn weighted_rows_in<S: Stored>(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    for (rows, columns) in [(5, 64), (3, 33), (1, 4200)] {
+        let [x, y] = [1, 2].map(|seed| numbers::<S>(rows * columns, seed));
+        let w = numbers::<f32>(rows, 3);
+        let [gx, gy] = [&x, &y].map(|tensor| up::<S>(gpu, tensor));
+        let (gw, mut scaled) = (up::<f32>(gpu, &w), out::<S>(gpu, x.len()));
+        weighted::cuda::scale(gpu, gw.view(), gx.view(), scaled.view_mut()).unwrap();
+        let mut expected = vec![0.0; x.len()];
+        weighted::reference::scale(&cpu, &w, &x, &mut expected);
+        close("scaled", S::STORAGE, &down(gpu, &scaled), &expected);
+        let (mut dots, mut expected) = (out::<f32>(gpu, rows), vec![0.0; rows]);
+        weighted::cuda::dot(gpu, gx.view(), gy.view(), dots.view_mut()).unwrap();
+        weighted::reference::dot(&cpu, &x, &y, &mut expected);
+        close("dots", Storage::F32, &down(gpu, &dots), &expected);
     }
 }

@@ -19,7 +19,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
-use kernels::{Output, elementwise, transpose};
+use kernels::{Output, elementwise, transpose, weighted_rows};
 
 impl<S: Number + cuda::Stored> Device for Gpu<S> {
     fn gemm(
@@ -276,6 +276,14 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
 
     fn accumulate(&self, x: Stored<'_, Self>, sum: WideMut<'_, Self>) {
         call!(self, [x, sum], |gpu| elementwise::cuda::accumulate(gpu, x, sum));
+    }
+
+    fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
+        call!(self, [w, x, y], |gpu| weighted_rows::cuda::scale(gpu, w, x, y));
+    }
+
+    fn dot_rows(&self, x: Stored<'_, Self>, y: Stored<'_, Self>, w: WideMut<'_, Self>) {
+        call!(self, [x, y, w], |gpu| weighted_rows::cuda::dot(gpu, x, y, w));
     }
 
     fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>) {

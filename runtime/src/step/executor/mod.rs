@@ -12,7 +12,7 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    Context, ContextRanks, DropoutDraws, Gradients, MicroBatch, ShardKept, Sharded,
+    Context, ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, ShardKept, Sharded,
     VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
@@ -50,6 +50,8 @@ pub struct Executor<'a, D: Space> {
     pub pp: &'a dyn Communicator,
     /// Replicas that share one copy of the state.
     pub sharing: Sharing<'a>,
+    /// The ranks among which experts are divided, if there are any.
+    pub experts: Option<ExpertRanks<'a>>,
     /// Whether the next unit's weights are gathered while one unit computes.
     pub prefetch: bool,
     /// This pipeline rank's stages, by chunk.
@@ -345,6 +347,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             device: executor.device,
             tp: executor.tp,
             cp: executor.cp,
+            experts: executor.experts,
             sequence_parallel: executor.spec.sequence_parallel,
             weights: weights.resident(executor.device)?,
             sharded,

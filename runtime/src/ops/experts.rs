@@ -1,0 +1,537 @@
+//! A mixture of experts: the router, what goes to the experts and back, and their matrices.
+//!
+//! Each rank routes its own rows of the residual stream. A row is copied for each of its `k`
+//! experts; copies are sorted by expert. `send` brings copies to the ranks that hold their experts,
+//! and `collect` brings results back, so that a rank's copies are in the same order before and
+//! after. Every backward pass uses the same two.
+//!
+//! | letter | meaning |
+//! |---|---|
+//! | `r` | rows of the residual stream on this rank |
+//! | `m` | copies of them, `r k` |
+//! | `q` | copies that this rank's experts get, from all ranks: another number in every micro-batch |
+//! | `E`, `e` | experts of the layer, and of this rank |
+//!
+//! Experts are chosen on the host: logits come down, and row numbers go up.
+
+use super::{Context, Linear, Matrix, TokenIds, WeightWork};
+use crate::comm::{CommError, Communicator};
+use crate::device::{Device, DeviceGroup, Space, Stored};
+use crate::scalar::Number;
+use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::gradients::GradientSink;
+use crate::state::params::{
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock,
+    SharedBuffer,
+};
+use kernels::embedding::Embedding;
+use kernels::gemm::Shape;
+use kernels::routing::{self, Chosen, Routing};
+use kernels::{Output, Real};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// The ranks among which experts are divided.
+#[derive(Clone, Copy)]
+pub struct ExpertRanks<'a> {
+    /// Ranks that have different experts.
+    pub ep: &'a dyn Communicator,
+    /// Tensor-parallel ranks of the same experts.
+    pub etp: &'a dyn Communicator,
+}
+
+/// A layer's router. Every rank has all of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Router {
+    /// Its matrix.
+    pub linear: Linear,
+    /// Added to scores for the choice alone, `[E]`; not trained.
+    pub bias: Option<ParameterSlice>,
+    /// How experts are chosen.
+    pub routing: Routing,
+}
+
+impl Router {
+    /// Declares a router. With sequence parallelism (`split`) each rank routes other rows, so its
+    /// gradient is a partial sum.
+    pub fn declare(
+        name: &str,
+        hidden: usize,
+        routing: Routing,
+        deviation: f64,
+        split: bool,
+        inventory: &mut Inventory,
+    ) -> Self {
+        let weight = inventory.declare(Declaration {
+            name: format!("{name}.weight"),
+            shape: vec![routing.experts, hidden],
+            transposed: false,
+            division: Division::Dense,
+            placement: Placement::Replicated,
+            gradient: if split { Gradient::Partial } else { Gradient::Whole },
+            tied_copy: false,
+            init: Init::Normal(deviation),
+        });
+        let linear = Linear { weight, bias: None, inputs: hidden, outputs: routing.experts };
+        Self { linear, bias: None, routing }
+    }
+}
+
+/// Where the copies of a rank's rows go, and with which weights.
+pub struct Route<D: Space> {
+    /// Scores of all experts, `[r, E]`.
+    scores: Vec<D::Wide>,
+    /// Experts of each row, `[r, k]`.
+    chosen: Vec<u32>,
+    /// The row of each copy, in the order of copies.
+    rows: TokenIds<D>,
+    /// The weight of each copy, in the order of copies.
+    weights: WideBuffer<D>,
+    /// For each copy, its place in `[r, k]`.
+    places: Vec<usize>,
+    /// Copies for each rank.
+    sent: Vec<usize>,
+    arrivals: Arrivals<D>,
+}
+
+/// The copies that this rank's experts get.
+struct Arrivals<D: Space> {
+    /// From each rank that has other experts, for each tensor-parallel rank of these experts.
+    from: Vec<Vec<usize>>,
+    /// For each copy sorted by expert, its number in the order of arrival, and the inverse; `None`
+    /// if they arrive sorted.
+    sorted: Option<[TokenIds<D>; 2]>,
+    /// Copies of each of this rank's experts.
+    of_expert: Rc<[usize]>,
+}
+
+impl<D: Device> Route<D> {
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let numbers = self.chosen.len() * size_of::<u32>() + self.rows.len() * size_of::<i64>();
+        self.scores.len() * size_of::<D::Wide>() + self.weights.bytes() + numbers
+    }
+
+    /// Copies of this rank's rows, `m`.
+    pub fn copies(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+/// Rows for this rank's experts, sorted by expert: `[q, c]`.
+pub struct Received<D: Space> {
+    /// The rows.
+    pub rows: Buffer<D>,
+    /// How many rows each expert has.
+    pub of_expert: Rc<[usize]>,
+}
+
+impl<D: Space> Received<D> {
+    /// Rows of another width for the same experts.
+    #[must_use]
+    pub fn with(&self, rows: Buffer<D>) -> Self {
+        Self { rows, of_expert: self.of_expert.clone() }
+    }
+}
+
+impl Router {
+    /// Chooses the experts of the rows `h[r, h]`, and tells the ranks that have them how many
+    /// copies come.
+    ///
+    /// # Errors
+    /// Those of any collective call, and a device that failed.
+    pub fn route<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        h: &Buffer<D>,
+    ) -> Result<Route<D>, CommError> {
+        let (device, routing) = (ctx.device, &self.routing);
+        let logits = ctx.widened(&self.linear.forward(ctx, h))?;
+        let bias = self.bias.map(|bias| {
+            let values = device.download(ctx.weights.get(bias))?;
+            let wide = values.into_iter().map(|x| D::Wide::from_f64(x.value()));
+            Ok::<Vec<D::Wide>, CommError>(wide.collect())
+        });
+        let bias = bias.transpose()?;
+        let rows = logits.len() / routing.experts;
+        let mut scores = vec![D::Wide::ZERO; logits.len()];
+        let mut chosen = vec![0; rows * routing.top_k];
+        let mut weights = vec![D::Wide::ZERO; chosen.len()];
+        let to = Chosen { scores: &mut scores, chosen: &mut chosen, weights: &mut weights };
+        routing::forward(device.host(), routing, &logits, bias.as_deref(), to);
+        let mut places: Vec<usize> = (0..chosen.len()).collect();
+        // Stable: the copies of an expert stay in the order of rows.
+        places.sort_by_key(|&place| chosen[place]);
+        let mut counts = vec![0_usize; routing.experts];
+        chosen.iter().for_each(|&expert| counts[expert as usize] += 1);
+        let row = |&place: &usize| (place / routing.top_k) as i64;
+        let in_order = places.iter().map(|&place| weights[place]).collect();
+        let each = routing.experts / ctx.expert_ranks().ep.size();
+        Ok(Route {
+            rows: TokenIds::new(device, places.iter().map(row).collect()),
+            weights: Buffer::apart(device.taken(in_order)),
+            sent: counts.chunks(each).map(|counts| counts.iter().sum()).collect(),
+            arrivals: Arrivals::of(ctx, &counts)?,
+            scores,
+            chosen,
+            places,
+        })
+    }
+
+    /// The gradient of the logits, from that of each copy's weight. The host computes it.
+    ///
+    /// # Errors
+    /// A device that failed.
+    pub fn backward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        route: &Route<D>,
+        dweights: &WideBuffer<D>,
+    ) -> Result<Buffer<D>, CommError> {
+        let device = ctx.device;
+        let of_copies = device.download(dweights.view())?;
+        let mut dweights = vec![D::Wide::ZERO; of_copies.len()];
+        for (&place, dweight) in route.places.iter().zip(of_copies) {
+            dweights[place] = dweight;
+        }
+        let mut dlogits = vec![D::Wide::ZERO; route.scores.len()];
+        let (scores, chosen) = (&route.scores, &route.chosen);
+        let (host, routing) = (device.host(), &self.routing);
+        routing::backward(host, routing, scores, chosen, &dweights, None, &mut dlogits);
+        let mut rounded = ctx.buffer(dlogits.len());
+        let wide = device.taken(dlogits);
+        device.round(D::view(&wide, 0..rounded.len()), rounded.view_mut());
+        Ok(rounded)
+    }
+}
+
+impl<D: Device> Arrivals<D> {
+    /// Learns from all ranks how many copies come for each expert, where this rank sends `counts`.
+    fn of(ctx: &Context<'_, D>, counts: &[usize]) -> Result<Self, CommError> {
+        let ExpertRanks { ep, etp } = ctx.expert_ranks();
+        let own: Vec<i64> = counts.iter().map(|&count| count as i64).collect();
+        // [ep rank, expert], of every tensor-parallel rank of these experts.
+        let told = etp.all_gather(&ep.all_to_all(&own)?)?;
+        let experts = counts.len() / ep.size();
+        let count = |at: usize| told[at] as usize;
+        let sources = etp.size() * ep.size();
+        let from_source = |source: usize| -> usize {
+            (0..experts).map(|expert| count(source * experts + expert)).sum()
+        };
+        let from: Vec<usize> = (0..sources).map(from_source).collect();
+        let of_expert: Rc<[usize]> = (0..experts)
+            .map(|expert| (0..sources).map(|source| count(source * experts + expert)).sum())
+            .collect();
+        let sorted = (sources > 1 && experts > 1).then(|| {
+            let mut begin = 0;
+            let mut runs: Vec<(usize, Range<usize>)> = Vec::new();
+            for source in 0..sources {
+                for expert in 0..experts {
+                    let end = begin + count(source * experts + expert);
+                    runs.push((expert, begin..end));
+                    begin = end;
+                }
+            }
+            runs.sort_by_key(|(expert, _)| *expert);
+            let order: Vec<usize> = runs.into_iter().flat_map(|(_, run)| run).collect();
+            let mut inverse = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to as i64);
+            let order = order.into_iter().map(|from| from as i64).collect();
+            [order, inverse].map(|ids| TokenIds::new(ctx.device, ids))
+        });
+        Ok(Self {
+            from: from.chunks(ep.size()).map(<[usize]>::to_vec).collect(),
+            sorted,
+            of_expert,
+        })
+    }
+
+    /// Copies for this rank's experts from one tensor-parallel rank.
+    fn of_member(&self, member: usize) -> usize {
+        self.from[member].iter().sum()
+    }
+}
+
+/// Rows of `x[.., c]` by number.
+fn rows_of<D: Device>(
+    ctx: &Context<'_, D>,
+    x: Stored<'_, D>,
+    elements: usize,
+    columns: usize,
+    ids: &TokenIds<D>,
+) -> Buffer<D> {
+    let mut y = Buffer::apart(ctx.device.zeros(ids.len() * columns));
+    if !y.is_empty() {
+        let shape = numbered(ids.len(), columns, elements / columns);
+        ctx.device.embedding(&shape, ids.view(), x, y.view_mut());
+    }
+    y
+}
+
+fn numbered(tokens: usize, columns: usize, rows: usize) -> Embedding {
+    Embedding { tokens, columns, rows, first_row: 0, scale: 1.0 }
+}
+
+impl<D: Device> Route<D> {
+    /// Each row of `x[r, c]` as often as it has experts: `[m, c]`.
+    pub fn copied(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> Buffer<D> {
+        let columns = x.len() / ctx.rows();
+        rows_of(ctx, x.view(), x.len(), columns, &self.rows)
+    }
+
+    /// The sum of each row's copies, `[m, c] -> [r, c]`: the backward pass of [`Self::copied`]. It
+    /// is taken in f32 or wider, in the order of experts.
+    pub fn summed(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
+        let (device, rows) = (ctx.device, ctx.rows());
+        let columns = copies.len() / self.copies();
+        let mut sums = ctx.wide(rows * columns);
+        device.fill(sums.view_mut(), D::Wide::ZERO);
+        let shape = numbered(self.copies(), columns, rows);
+        device.embedding_backward(&shape, self.rows.view(), copies.view(), sums.view_mut());
+        let mut y = ctx.buffer(sums.len());
+        device.round(sums.view(), y.view_mut());
+        y
+    }
+
+    /// Each copy times its weight.
+    pub fn weighted(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
+        let mut y = ctx.buffer(copies.len());
+        ctx.device.scale_rows(self.weights.view(), copies.view(), y.view_mut());
+        y
+    }
+
+    /// The sum of a row's copies, each times its weight: `[m, h] -> [r, h]`.
+    pub fn combined(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
+        self.summed(ctx, &self.weighted(ctx, copies))
+    }
+
+    /// The gradients of [`Self::combined`]: of the copies, and of their weights.
+    pub fn combined_backward(
+        &self,
+        ctx: &Context<'_, D>,
+        copies: &Buffer<D>,
+        dy: &Buffer<D>,
+    ) -> (Buffer<D>, WideBuffer<D>) {
+        let dy = self.copied(ctx, dy);
+        let mut dweights = ctx.wide(self.copies());
+        ctx.device.dot_rows(copies.view(), dy.view(), dweights.view_mut());
+        (self.weighted(ctx, &dy), dweights)
+    }
+
+    /// Brings copies to the ranks of their experts: `[m, c] -> [q, c]`.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn send(&self, ctx: &Context<'_, D>, copies: Buffer<D>) -> Result<Received<D>, CommError> {
+        let (device, arrivals) = (ctx.device, &self.arrivals);
+        let ExpertRanks { ep, etp } = ctx.expert_ranks();
+        let columns = copies.len() / self.copies();
+        let mut memory = copies.into_memory();
+        if ep.size() > 1 {
+            let counts = self.sent.iter().map(|count| count * columns).collect();
+            memory = DeviceGroup::new(device, ep).all_to_all_v(memory, counts)?;
+        }
+        if etp.size() > 1 {
+            let len = D::len(&memory);
+            let mut to_all = device.zeros(len * etp.size());
+            for member in 0..etp.size() {
+                let to = D::view_mut(&mut to_all, member * len..(member + 1) * len);
+                device.copy(D::view(&memory, 0..len), to);
+            }
+            let counts = vec![len; etp.size()];
+            memory = DeviceGroup::new(device, etp).all_to_all_v(to_all, counts)?;
+        }
+        let rows = match &arrivals.sorted {
+            None => Buffer::apart(memory),
+            Some([order, _]) => {
+                let len = D::len(&memory);
+                rows_of(ctx, D::view(&memory, 0..len), len, columns, order)
+            }
+        };
+        Ok(Received { rows, of_expert: arrivals.of_expert.clone() })
+    }
+
+    /// Brings what experts made of copies back: `[q, c] -> [m, c]`. Tensor-parallel ranks of an
+    /// expert have summands of it, which are added up in the order of ranks.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn collect(
+        &self,
+        ctx: &Context<'_, D>,
+        Received { rows, .. }: Received<D>,
+        columns: usize,
+    ) -> Result<Buffer<D>, CommError> {
+        let (device, arrivals) = (ctx.device, &self.arrivals);
+        let ExpertRanks { ep, etp } = ctx.expert_ranks();
+        let arrived = match &arrivals.sorted {
+            None => rows,
+            Some([_, inverse]) => rows_of(ctx, rows.view(), rows.len(), columns, inverse),
+        };
+        let mut memory = arrived.into_memory();
+        if etp.size() > 1 {
+            let of = |member| arrivals.of_member(member) * columns;
+            let counts = (0..etp.size()).map(of).collect();
+            let parts = DeviceGroup::new(device, etp).all_to_all_v(memory, counts)?;
+            let len = of(etp.rank());
+            let mut sums = Buffer::<D, D::Wide>::apart(device.zeros(len));
+            for member in 0..etp.size() {
+                let part = D::view(&parts, member * len..(member + 1) * len);
+                device.accumulate(part, sums.view_mut());
+            }
+            memory = device.zeros(len);
+            device.round(sums.view(), D::view_mut(&mut memory, 0..len));
+        }
+        if ep.size() > 1 {
+            let from = &arrivals.from[etp.rank()];
+            let counts = from.iter().map(|count| count * columns).collect();
+            memory = DeviceGroup::new(device, ep).all_to_all_v(memory, counts)?;
+        }
+        Ok(Buffer::apart(memory))
+    }
+}
+
+/// One matrix of each of this rank's experts.
+#[derive(Clone, Debug)]
+pub struct ExpertLinear {
+    experts: Rc<[Linear]>,
+}
+
+impl ExpertLinear {
+    /// Declares the matrix of this rank's experts of `all`; `name` gives that of an expert. Rows of
+    /// outputs are split over the tensor-parallel ranks of an expert.
+    pub fn declare_rows(
+        all: usize,
+        matrix: impl Fn(usize) -> Matrix,
+        [outputs, inputs]: [usize; 2],
+        inventory: &mut Inventory,
+    ) -> Self {
+        let ways = inventory.member(Division::Expert).of;
+        let placement = Placement::Rows(vec![RowBlock { rows: outputs, ways }]);
+        let local = [outputs / ways, inputs];
+        Self::declare(all, matrix, [outputs, inputs], placement, local, inventory)
+    }
+
+    /// The same; columns of inputs are split.
+    pub fn declare_columns(
+        all: usize,
+        matrix: impl Fn(usize) -> Matrix,
+        [outputs, inputs]: [usize; 2],
+        inventory: &mut Inventory,
+    ) -> Self {
+        let ways = inventory.member(Division::Expert).of;
+        let local = [outputs, inputs / ways];
+        Self::declare(all, matrix, [outputs, inputs], Placement::Columns, local, inventory)
+    }
+
+    fn declare(
+        all: usize,
+        matrix: impl Fn(usize) -> Matrix,
+        shape: [usize; 2],
+        placement: Placement,
+        [outputs, inputs]: [usize; 2],
+        inventory: &mut Inventory,
+    ) -> Self {
+        let own = inventory.own_experts(all);
+        let of_expert = |expert: usize| {
+            let Matrix { name, transposed, deviation, .. } = matrix(expert);
+            let weight = inventory.declare(Declaration {
+                name: format!("{name}.weight"),
+                shape: shape.to_vec(),
+                transposed,
+                division: Division::Expert,
+                placement: placement.clone(),
+                gradient: Gradient::Whole,
+                tied_copy: false,
+                init: Init::Normal(deviation),
+            });
+            Linear { weight, bias: None, inputs, outputs }
+        };
+        Self { experts: own.map(of_expert).collect() }
+    }
+
+    fn each(&self, of_expert: &[usize]) -> impl Iterator<Item = (&Linear, Range<usize>)> {
+        let mut begin = 0;
+        let with_rows = self.experts.iter().zip(of_expert.to_vec());
+        with_rows.map(move |(linear, rows)| {
+            begin += rows;
+            (linear, begin - rows..begin)
+        })
+    }
+
+    /// `x[q, in] -> y[q, out]`
+    pub fn forward<D: Device>(&self, ctx: &Context<'_, D>, x: &Received<D>) -> Received<D> {
+        let [outputs, inputs] = self.shape();
+        let mut y = Buffer::apart(ctx.device.zeros(x.rows.len() / inputs * outputs));
+        for (linear, rows) in self.each(&x.of_expert).filter(|(_, rows)| !rows.is_empty()) {
+            let shape = Shape::nt(rows.len(), outputs, inputs);
+            let w = ctx.weights.get(linear.weight);
+            let from = x.rows.part(rows.start * inputs..rows.end * inputs);
+            let to = y.part_mut(rows.start * outputs..rows.end * outputs);
+            ctx.device.gemm(&shape, from, w, to, Output::Overwrite);
+        }
+        x.with(y)
+    }
+
+    /// `dy[q, out] -> dx[q, in]`, added to `dx` if there is one.
+    pub fn backward_input<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        dy: &Received<D>,
+        dx: Option<Buffer<D>>,
+    ) -> Received<D> {
+        let [outputs, inputs] = self.shape();
+        let output = if dx.is_some() { Output::Accumulate } else { Output::Overwrite };
+        let rows = dy.rows.len() / outputs;
+        let mut dx = dx.unwrap_or_else(|| Buffer::apart(ctx.device.zeros(rows * inputs)));
+        for (linear, rows) in self.each(&dy.of_expert).filter(|(_, rows)| !rows.is_empty()) {
+            let shape = Shape::nn(rows.len(), inputs, outputs);
+            let w = ctx.weights.get(linear.weight);
+            let from = dy.rows.part(rows.start * outputs..rows.end * outputs);
+            let to = dx.part_mut(rows.start * inputs..rows.end * inputs);
+            ctx.device.gemm(&shape, from, w, to, output);
+        }
+        dy.with(dx)
+    }
+
+    /// The gradients of the matrices. An expert without rows has a gradient of 0.
+    pub fn weights<D: Device>(
+        &self,
+        x: &SharedBuffer<D>,
+        dy: &SharedBuffer<D>,
+        of_expert: &Rc<[usize]>,
+    ) -> WeightWork<D> {
+        let (linear, of_expert) = (self.clone(), of_expert.clone());
+        WeightWork::Experts { linear, x: x.clone(), dy: dy.clone(), of_expert }
+    }
+
+    pub(super) fn backward_weight<D: Device>(
+        &self,
+        device: &D,
+        x: &Buffer<D>,
+        dy: &Buffer<D>,
+        of_expert: &[usize],
+        gradients: &mut impl GradientSink<D>,
+    ) {
+        let [outputs, inputs] = self.shape();
+        for (linear, rows) in self.each(of_expert) {
+            let to = gradients.get_mut(device, linear.weight);
+            if rows.is_empty() {
+                continue;
+            }
+            let shape = Shape::tn(outputs, inputs, rows.len());
+            let dy = dy.part(rows.start * outputs..rows.end * outputs);
+            let x = x.part(rows.start * inputs..rows.end * inputs);
+            device.gemm_add(&shape, dy, x, to);
+        }
+    }
+
+    pub(super) fn unit(&self) -> usize {
+        self.experts.first().map_or(0, |linear| linear.weight.unit())
+    }
+
+    /// Local outputs and inputs.
+    fn shape(&self) -> [usize; 2] {
+        self.experts.first().map_or([1, 1], |linear| [linear.outputs, linear.inputs])
+    }
+}
