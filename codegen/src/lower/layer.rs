@@ -1,9 +1,13 @@
-//! A dense transformer layer: two halves of the same form,
-//! `y = x + dropout(post_norm(leave(sublayer(enter(norm(x)))) + bias))`.
+//! A transformer layer: two halves of the same form,
+//! `y = x + dropout(post_norm(sublayer(norm(x)) + bias))`.
+//!
+//! Attention and dense feed-forward blocks are split over tensor-parallel ranks: they gather the
+//! stream's rows, and reduce their output. A mixture of experts takes and gives the stream's rows.
 
 use super::builder::{Body, Builder, Survivors};
+use super::moe::Moe;
 use super::op::{FieldIndex, Op, Value};
-use super::{FieldKind, Matrix, Segment, Sizes, TensorNames, Type, Width};
+use super::{Block, FieldKind, Matrix, Segment, Sizes, TensorNames, Type, Width};
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
 
@@ -46,7 +50,7 @@ struct Mlp {
 }
 
 /// Lowers a layer of a program.
-pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Segment {
+pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block: Block) -> Segment {
     let model = &program.model;
     let mut b = Builder::new(sizes);
     let after = model.norm.per_layer == 4;
@@ -61,34 +65,60 @@ pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Seg
     let post = after.then(|| b.field("post_norm_1", post));
     let first = Half { number: 1, norm: norm_1, bias, post, dropout };
     let norm_2 = b.field("norm_2", FieldKind::Norm { tensor: before_mlp });
-    let mlp = mlp_fields(&mut b, model, names);
-    let [_, _, down] = names.mlp();
-    let bias = model.mlp.bias.then(|| b.field("down_bias", FieldKind::RowBias { tensor: down }));
-    let post = after.then(|| b.field("post_norm_2", FieldKind::Norm { tensor: after_mlp }));
-    let second = Half { number: 2, norm: norm_2, bias, post, dropout };
+    let post_2 = FieldKind::Norm { tensor: after_mlp };
 
     let input = b.value("stream", Type::Stream);
-    let (kept_1, entered) = first.enter(&mut b, input);
+    let (kept_1, h) = first.enter(&mut b, input);
+    let entered = b.enter(first.name("full"), h);
     let (part, core) = attention.forward(&mut b, entered);
-    let (kept_1, middle) = first.leave(&mut b, kept_1, part);
-    let (kept_2, entered) = second.enter(&mut b, middle);
-    let (part, inner) = mlp.forward(&mut b, entered);
-    let (kept_2, output) = second.leave(&mut b, kept_2, part);
-    let forward = b.body("forward", Some(input), Some(output));
-
-    let backward = vec![
-        second.backward(&mut b, "feed-forward block", &kept_2, |b, dy| mlp.backward(b, &inner, dy)),
-        first.backward(&mut b, "attention", &kept_1, |b, dy| attention.backward(b, &core, dy)),
-    ];
+    let sum = b.leave(first.name("sum"), part);
+    let (kept_1, middle) = first.leave(&mut b, kept_1, sum);
+    let feed = match block {
+        Block::Dense => {
+            let mlp = mlp_fields(&mut b, model, names);
+            let [_, _, down] = names.mlp();
+            let of = FieldKind::RowBias { tensor: down };
+            let bias = model.mlp.bias.then(|| b.field("down_bias", of));
+            let post = after.then(|| b.field("post_norm_2", post_2));
+            let second = Half { number: 2, norm: norm_2, bias, post, dropout };
+            let (kept, h) = second.enter(&mut b, middle);
+            let entered = b.enter(second.name("full"), h);
+            let (part, inner) = mlp.forward(&mut b, entered);
+            let sum = b.leave(second.name("sum"), part);
+            let (kept, output) = second.leave(&mut b, kept, sum);
+            let forward = b.body("forward", Some(input), Some(output));
+            let backward = second.backward(&mut b, "feed-forward block", &kept, |b, half, dy| {
+                half.through_split(b, &kept, dy, |b, dy| mlp.backward(b, &inner, dy))
+            });
+            Feed { kept, product: inner.product, forward, backward }
+        }
+        Block::Experts => {
+            let post = after.then(|| b.field("post_norm_2", post_2));
+            let second = Half { number: 2, norm: norm_2, bias: None, post, dropout };
+            let moe = Moe::fields(&mut b, model);
+            let (kept, h) = second.enter(&mut b, middle);
+            let (sum, routed) = moe.forward(&mut b, h);
+            let (kept, output) = second.leave(&mut b, kept, sum);
+            let forward = b.body("forward", Some(input), Some(output));
+            let backward = second.backward(&mut b, "mixture of experts", &kept, |b, _, dy| {
+                moe.backward(b, &routed, dy)
+            });
+            Feed { kept, product: routed.product, forward, backward }
+        }
+    };
+    let Feed { kept: kept_2, product, forward, backward } = feed;
+    let of_attention = first.backward(&mut b, "attention", &kept_1, |b, half, dy| {
+        half.through_split(b, &kept_1, dy, |b, dy| attention.backward(b, &core, dy))
+    });
     let mut used: Vec<Recompute> =
         program.stages.iter().flat_map(|stage| stage.recompute.clone()).collect();
     if program.recompute_group > 1 {
         // The stage runs its groups again; a layer keeps everything meanwhile.
         used = vec![Recompute::None];
     }
-    let cheap = [kept_1.h, kept_2.h, inner.product];
+    let cheap = [kept_1.h, kept_2.h, product];
     // Repeating a reduction would cost more than keeping its result.
-    let split = sizes.tp > 1;
+    let split = sizes.tp > 1 && block == Block::Dense;
     let kept_by_full = [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
     let survivors: Survivors = [
         (Recompute::None, Box::new(|_| true) as Box<_>),
@@ -98,7 +128,16 @@ pub(super) fn dense(program: &Program, sizes: &Sizes, names: TensorNames) -> Seg
     .into_iter()
     .filter(|(how, _)| used.contains(how))
     .collect();
-    b.finish(forward, backward, &survivors)
+    b.finish(forward, vec![backward, of_attention], &survivors)
+}
+
+/// The second half of a layer.
+struct Feed {
+    kept: HalfValues,
+    /// What the activation makes.
+    product: Value,
+    forward: Body,
+    backward: Body,
 }
 
 fn matrix(tensor: &'static str, names: TensorNames, bias: bool) -> Matrix {
@@ -140,20 +179,19 @@ impl Half {
         format!("{what}_{}", self.number)
     }
 
-    /// Norm of the stream, and the input of split work.
+    /// Norm of the stream.
     fn enter(&self, b: &mut Builder<'_>, stream: Value) -> (HalfValues, Value) {
         let of = b.sizes.stream();
         let (x, h) = (b.value(self.name("x"), of), b.value(self.name("h"), of));
         let statistics = b.value(self.name("s"), Type::Statistics);
         b.push(Op::Norm { field: self.norm, stream, x, to: h, statistics });
-        let entered = b.enter(self.name("full"), h);
-        (HalfValues { x, h, statistics, sum: h, post: None }, entered)
+        (HalfValues { x, h, statistics, sum: h, post: None }, h)
     }
 
-    /// From partial sums to the stream.
-    fn leave(&self, b: &mut Builder<'_>, kept: HalfValues, part: Value) -> (HalfValues, Value) {
+    /// From the sublayer's output, after any reduction, to the stream.
+    fn leave(&self, b: &mut Builder<'_>, kept: HalfValues, output: Value) -> (HalfValues, Value) {
         let of = b.sizes.stream();
-        let mut sum = b.leave(self.name("sum"), part);
+        let mut sum = output;
         if let Some(field) = self.bias {
             let x = sum;
             sum = b.op(self.name("sum"), of, |to| Op::AddBias { field, x, to });
@@ -179,14 +217,14 @@ impl Half {
         (HalfValues { sum, post, ..kept }, stream)
     }
 
-    /// `sublayer` gets the gradient of its output. It returns the gradient of its input, a partial
-    /// sum, and the work on its weights.
+    /// `sublayer` gets the gradient of its output, of the stream's rows, and returns that of its
+    /// input.
     fn backward(
         &self,
         b: &mut Builder<'_>,
         title: &'static str,
         kept: &HalfValues,
-        sublayer: impl FnOnce(&mut Builder<'_>, Value) -> (Value, Vec<LaterWeights>),
+        sublayer: impl FnOnce(&mut Builder<'_>, &Self, Value) -> Value,
     ) -> Body {
         let of = b.sizes.stream();
         let dy = b.value("dy", of);
@@ -210,16 +248,7 @@ impl Half {
         if let Some(field) = self.bias {
             b.push(Op::BiasWeights { field, dy: dsum });
         }
-        let entered = b.enter(self.name("dfull"), dsum);
-        let again = b.start_enter("again", kept.h);
-        let (dh, weights) = sublayer(b, entered);
-        // Weight gradients are computed while the input gradient is being reduced.
-        let leaving = b.start_leave("leaving", dh);
-        let again = b.wait(self.name("full"), again);
-        for LaterWeights { field, x, dy } in weights {
-            b.push(Op::LinearWeights { field, x: x.unwrap_or(again), dy });
-        }
-        let dh = b.wait(self.name("dh"), leaving);
+        let dh = sublayer(b, self, dsum);
         let (field, x, statistics) = (self.norm, kept.x, kept.statistics);
         let dx = b.op("dx", of, |to| Op::NormBackward {
             field,
@@ -231,6 +260,27 @@ impl Half {
         });
         b.push(Op::NormWeights { field, x, statistics, dy: dh });
         b.body(title, Some(dy), Some(dx))
+    }
+
+    /// The backward pass of a sublayer that tensor-parallel ranks divide. `sublayer` returns the
+    /// gradient of its input, a partial sum, and the work on its weights.
+    fn through_split(
+        &self,
+        b: &mut Builder<'_>,
+        kept: &HalfValues,
+        dy: Value,
+        sublayer: impl FnOnce(&mut Builder<'_>, Value) -> (Value, Vec<LaterWeights>),
+    ) -> Value {
+        let entered = b.enter(self.name("dfull"), dy);
+        let again = b.start_enter("again", kept.h);
+        let (dh, weights) = sublayer(b, entered);
+        // Weight gradients are computed while the input gradient is being reduced.
+        let leaving = b.start_leave("leaving", dh);
+        let again = b.wait(self.name("full"), again);
+        for LaterWeights { field, x, dy } in weights {
+            b.push(Op::LinearWeights { field, x: x.unwrap_or(again), dy });
+        }
+        b.wait(self.name("dh"), leaving)
     }
 }
 

@@ -9,6 +9,7 @@
 mod builder;
 mod ends;
 mod layer;
+mod moe;
 mod names;
 mod op;
 mod recompute;
@@ -20,6 +21,7 @@ pub use op::{Op, Reduction, Step, Value};
 pub use recompute::Restore;
 pub use sizes::{Norm, Sizes};
 
+use models::model::ModelSpec;
 use models::program::{Program, Recompute};
 use std::collections::BTreeMap;
 
@@ -34,12 +36,28 @@ pub struct Lowered {
     pub names: TensorNames,
     /// Before the first layer.
     pub first: Segment,
-    /// A transformer layer.
-    pub layer: Segment,
+    /// A transformer layer of each kind that occurs.
+    pub layers: Vec<(Block, Segment)>,
     /// After the last layer.
     pub last: Segment,
     /// A vocabulary split over the pipeline, in place of the tables of the first and last segment.
     pub shard: Option<Shard>,
+}
+
+/// What follows attention in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Block {
+    /// A dense feed-forward block.
+    Dense,
+    /// A mixture of experts.
+    Experts,
+}
+
+impl Block {
+    /// That of layer `index`.
+    pub fn of(model: &ModelSpec, index: usize) -> Self {
+        if model.layer_kind(index).moe { Self::Experts } else { Self::Dense }
+    }
 }
 
 /// Where a tensor lies over the tensor-parallel ranks.
@@ -83,6 +101,10 @@ pub enum Width {
     Ffn,
     /// This rank's rows of the vocabulary.
     Vocab,
+    /// One for each expert.
+    Experts,
+    /// This rank's part of an expert's feed-forward width.
+    ExpertFfn,
 }
 
 /// What a value is.
@@ -100,6 +122,14 @@ pub enum Type {
     TokenNumbers,
     /// A tensor that a collective is making.
     InFlight(Placement, Rows, Width),
+    /// Where the copies of this rank's rows go.
+    Route,
+    /// Copies of this rank's rows, one for each of a row's experts.
+    Copies(Width),
+    /// Rows for this rank's experts.
+    Received(Width),
+    /// One number for each copy.
+    CopyNumbers,
 }
 
 /// A value of a segment.
@@ -151,6 +181,20 @@ pub enum FieldKind {
     },
     /// The core of attention, which has no parameters.
     Attention,
+    /// A router.
+    Router {
+        /// Its name, without `.weight`.
+        tensor: &'static str,
+    },
+    /// A matrix of each of this rank's experts.
+    Experts {
+        /// The name within an expert, without `.weight`.
+        tensor: &'static str,
+        /// Widths of its result and of its input.
+        outputs: Width,
+        /// See `outputs`.
+        inputs: Width,
+    },
     /// The token table.
     Tokens,
     /// The table of learned positions, of this many rows.
@@ -223,12 +267,33 @@ pub fn lower(program: &Program) -> Lowered {
     let shard = ends::shard(program, names);
     Lowered {
         first: ends::first(program, &sizes),
-        layer: layer::dense(program, &sizes, names),
+        layers: blocks(program)
+            .into_iter()
+            .map(|block| (block, layer::layer(program, &sizes, names, block)))
+            .collect(),
         last: ends::last(program, &sizes),
         shard,
         program: program.clone(),
         sizes,
         names,
+    }
+}
+
+/// The kinds of layer that occur.
+fn blocks(program: &Program) -> Vec<Block> {
+    let mut all: Vec<Block> =
+        (0..program.model.layers).map(|index| Block::of(&program.model, index)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+impl Lowered {
+    /// The segment of layer `index`.
+    pub fn layer(&self, index: usize) -> &Segment {
+        let block = Block::of(&self.program.model, index);
+        let (_, segment) = self.layers.iter().find(|(of, _)| *of == block).expect("it occurs");
+        segment
     }
 }
 

@@ -1,6 +1,6 @@
 //! Names of tensors in Hugging Face checkpoints.
 
-use models::model::{ModelSpec, NormKind};
+use models::model::{ExpertTensors, ModelSpec, NormKind};
 
 /// Tensor names of one family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,30 @@ impl TensorNames {
             Self::Llama => {
                 ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
             }
+        }
+    }
+
+    /// The router of a mixture of experts.
+    pub fn router(experts: ExpertTensors) -> &'static str {
+        match experts {
+            ExpertTensors::Mlp => "mlp.gate",
+            ExpertTensors::BlockSparseMoe => "block_sparse_moe.gate",
+        }
+    }
+
+    /// Projections of an expert: gate, up, down.
+    pub fn expert(experts: ExpertTensors) -> [&'static str; 3] {
+        match experts {
+            ExpertTensors::Mlp => ["gate_proj", "up_proj", "down_proj"],
+            ExpertTensors::BlockSparseMoe => ["w1", "w3", "w2"],
+        }
+    }
+
+    /// What the names of a layer's experts begin with; the expert's number and a dot follow.
+    pub fn experts(experts: ExpertTensors) -> &'static str {
+        match experts {
+            ExpertTensors::Mlp => "mlp.experts.",
+            ExpertTensors::BlockSparseMoe => "block_sparse_moe.experts.",
         }
     }
 

@@ -126,6 +126,82 @@ pub enum Op {
         up: Value,
         to: Value,
     },
+    /// Chooses experts for the rows of `x`, and tells their ranks what comes.
+    Route {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
+    /// Each row as often as it has experts.
+    Copies {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// Its backward pass: the sum of each row's copies.
+    SumCopies {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// Brings copies to the ranks of their experts.
+    Send {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// Brings what experts made of copies back.
+    Collect {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// `x W^T` of each expert.
+    ExpertLinear {
+        field: FieldIndex,
+        x: Value,
+        to: Value,
+    },
+    /// The sum of each row's copies by their weights.
+    Combine {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// Gradients of the copies `x`, and of their weights.
+    CombineBackward {
+        route: Value,
+        x: Value,
+        dy: Value,
+        to: Value,
+        weights: Value,
+    },
+    /// `dy W` of each expert.
+    ExpertBackward {
+        field: FieldIndex,
+        dy: Value,
+        to: Value,
+    },
+    /// Adds `dy W` of each expert to `x`, in place.
+    AddExpertBackward {
+        field: FieldIndex,
+        dy: Value,
+        x: Value,
+        to: Value,
+    },
+    /// The gradient of the router's logits, from that of the copies' weights.
+    RouteBackward {
+        field: FieldIndex,
+        route: Value,
+        weights: Value,
+        to: Value,
+    },
+    /// Gradients of the experts' matrices.
+    ExpertWeights {
+        field: FieldIndex,
+        x: Value,
+        dy: Value,
+    },
     /// In place; `place` counts a layer's dropouts, `None` is the embedding's.
     Dropout {
         place: Option<u32>,
@@ -301,6 +377,7 @@ impl Op {
             Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
             Self::AttentionBackward { to, .. } => to.to_vec(),
             Self::GateBackward { to, .. } => to.to_vec(),
+            Self::CombineBackward { to, weights, .. } => vec![to, weights],
             Self::AllGather { to, .. }
             | Self::ReduceScatter { to, .. }
             | Self::AllReduce { to, .. }
@@ -310,6 +387,16 @@ impl Op {
             | Self::Wait { to, .. }
             | Self::AllReduceNumbers { to, .. }
             | Self::Linear { to, .. }
+            | Self::Route { to, .. }
+            | Self::Copies { to, .. }
+            | Self::SumCopies { to, .. }
+            | Self::Send { to, .. }
+            | Self::Collect { to, .. }
+            | Self::ExpertLinear { to, .. }
+            | Self::Combine { to, .. }
+            | Self::ExpertBackward { to, .. }
+            | Self::AddExpertBackward { to, .. }
+            | Self::RouteBackward { to, .. }
             | Self::AddBias { to, .. }
             | Self::Rotate { to, .. }
             | Self::ToHeads { to, .. }
@@ -332,6 +419,7 @@ impl Op {
             | Self::ActivateBackward { to, .. }
             | Self::NormBackward { to, .. } => vec![to],
             Self::LinearWeights { .. }
+            | Self::ExpertWeights { .. }
             | Self::BiasWeights { .. }
             | Self::NormWeights { .. }
             | Self::TokenWeights { .. }
@@ -353,6 +441,8 @@ impl Op {
             | Self::Wait { x, .. }
             | Self::AllReduceNumbers { x, .. }
             | Self::Linear { x, .. }
+            | Self::Route { x, .. }
+            | Self::ExpertLinear { x, .. }
             | Self::AddBias { x, .. }
             | Self::Rotate { x, .. }
             | Self::ToHeads { x, .. }
@@ -363,6 +453,13 @@ impl Op {
             | Self::Begin { x, .. }
             | Self::BlockSums { x, .. }
             | Self::AddPositions { x, .. } => vec![x],
+            Self::Copies { route, x, .. }
+            | Self::SumCopies { route, x, .. }
+            | Self::Send { route, x, .. }
+            | Self::Collect { route, x, .. }
+            | Self::Combine { route, x, .. } => vec![route, x],
+            Self::CombineBackward { route, x, dy, .. } => vec![route, x, dy],
+            Self::RouteBackward { route, weights, .. } => vec![route, weights],
             Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
             Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],
             Self::Attention { q, k, v, .. } => vec![q, k, v],
@@ -374,12 +471,17 @@ impl Op {
             Self::Loss { max, sum_exp, target, .. } => vec![max, sum_exp, target],
             Self::LossGradient { logits, max, sum_exp, .. } => vec![logits, max, sum_exp],
             Self::BackwardInput { dy, .. }
+            | Self::ExpertBackward { dy, .. }
             | Self::BiasWeights { dy, .. }
             | Self::TokenWeights { dy, .. }
             | Self::PositionWeights { dy, .. } => vec![dy],
-            Self::AddBackwardInput { dy, x, .. } => vec![dy, x],
+            Self::AddBackwardInput { dy, x, .. } | Self::AddExpertBackward { dy, x, .. } => {
+                vec![dy, x]
+            }
             Self::AttentionBackward { saved, dy, .. } => saved.into_iter().chain([dy]).collect(),
-            Self::ActivateBackward { x, dy, .. } | Self::LinearWeights { x, dy, .. } => {
+            Self::ActivateBackward { x, dy, .. }
+            | Self::LinearWeights { x, dy, .. }
+            | Self::ExpertWeights { x, dy, .. } => {
                 vec![x, dy]
             }
             Self::GateBackward { gate, up, dy, .. } => vec![gate, up, dy],
@@ -396,6 +498,12 @@ impl Op {
             Self::Norm { field, .. }
             | Self::NormOf { field, .. }
             | Self::Linear { field, .. }
+            | Self::Route { field, .. }
+            | Self::ExpertLinear { field, .. }
+            | Self::ExpertBackward { field, .. }
+            | Self::AddExpertBackward { field, .. }
+            | Self::RouteBackward { field, .. }
+            | Self::ExpertWeights { field, .. }
             | Self::AddBias { field, .. }
             | Self::Rotate { field, .. }
             | Self::RotateBack { field, .. }

@@ -2,6 +2,7 @@
 
 use super::{Placement, Rows, Type, Width};
 use models::layer::LocalHeads;
+use models::mesh::ExpertSplit;
 use models::model::{ModelSpec, NormKind, Positions};
 use models::program::Program;
 
@@ -34,6 +35,12 @@ pub struct Sizes {
     pub kv_heads: [u64; 2],
     /// Feed-forward width of all ranks.
     pub ffn: u64,
+    /// Experts of a layer, of all ranks and of this one; 0 if there are none.
+    pub experts: [u64; 2],
+    /// Experts of a token.
+    pub top_k: u64,
+    /// Feed-forward width of an expert, of all ranks and of this one.
+    pub expert_ffn: [u64; 2],
     /// Vocabulary of all ranks, without padding.
     pub vocab: u64,
     /// Rows of the vocabulary on this rank, with padding.
@@ -70,6 +77,9 @@ impl Sizes {
         let tokens = program.micro_batch as u64 * model.seq_len / program.mesh.cp;
         let ulysses = program.cp_ulysses as u64;
         let sequence_parallel = program.sequence_parallel && tp > 1;
+        let split = program.experts.unwrap_or(ExpertSplit { ep: 1, etp: 1 });
+        let [experts, top_k, expert_ffn] =
+            model.moe.as_ref().map_or([0; 3], |moe| [moe.experts, moe.top_k, moe.ffn]);
         Self {
             tp,
             sequence_parallel,
@@ -82,6 +92,9 @@ impl Sizes {
             heads: [model.attention.heads, model.attention.heads / tp],
             kv_heads: [model.attention.kv_heads, local.kv_heads],
             ffn: model.mlp.ffn,
+            experts: [experts, experts / split.ep],
+            top_k,
+            expert_ffn: [expert_ffn, expert_ffn / split.etp],
             vocab: model.vocab,
             vocab_rows: model.vocab.div_ceil(tp),
             norm: norm(model),
@@ -105,6 +118,8 @@ impl Sizes {
             Width::KeyValue => self.kv_heads[1] * self.head_dim,
             Width::Ffn => self.ffn / self.tp,
             Width::Vocab => self.vocab_rows,
+            Width::Experts => self.experts[0],
+            Width::ExpertFfn => self.expert_ffn[1],
         }
     }
 
@@ -119,6 +134,10 @@ impl Sizes {
             }
             Width::Ffn => (self.ffn, self.tp),
             Width::Vocab => (self.vocab, self.tp),
+            Width::Experts => (self.experts[0], 1),
+            Width::ExpertFfn => {
+                (self.expert_ffn[0], self.expert_ffn[0] / self.expert_ffn[1].max(1))
+            }
         }
     }
 
@@ -141,6 +160,19 @@ impl Sizes {
         match self.sequence_parallel {
             true => Type::Tensor(Placement::Split, Rows::Stream, Width::Hidden),
             false => Type::Tensor(Placement::Whole, Rows::Tokens, Width::Hidden),
+        }
+    }
+
+    /// Copies of this rank's rows, one for each expert of a row.
+    pub fn copies(&self) -> u64 {
+        self.rows * self.top_k
+    }
+
+    /// One number for each expert of each row of the stream.
+    pub fn logits_of_experts(&self) -> Type {
+        match self.sequence_parallel {
+            true => Type::Tensor(Placement::Split, Rows::Stream, Width::Experts),
+            false => Type::Tensor(Placement::Whole, Rows::Tokens, Width::Experts),
         }
     }
 

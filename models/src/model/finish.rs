@@ -5,8 +5,8 @@ use serde_yaml::{Location, Spanned};
 use super::params;
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
 use super::spec::{
-    Activation, Attention, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind, Numerics, Positions,
-    Router, Window,
+    Activation, Attention, ExpertChoice, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind, Numerics,
+    Positions, Router, Window,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
@@ -311,6 +311,8 @@ fn mixture(
         every: check.optional("every", &raw.every, 1, (1, layers))? as usize,
         capacity_factor: factor.transpose()?,
         router: or(&raw.router, Router::Softmax),
+        choice: expert_choice(check, raw, experts)?,
+        tensors: raw.tensors,
         biased: or(&raw.biased, false),
         aux_loss: check.real(
             "aux_loss",
@@ -318,6 +320,31 @@ fn mixture(
             0.0,
             not_negative,
             "valid: 0 or more, for example 0.01",
+        )?,
+    })
+}
+
+fn expert_choice(
+    check: &Checker<'_>,
+    raw: &RawMoe,
+    experts: u64,
+) -> Result<ExpertChoice, InputError> {
+    let groups = check.optional("groups", &raw.groups, 1, (1, experts))?;
+    let kept_groups = check.optional("kept_groups", &raw.kept_groups, groups, (1, groups))?;
+    if let Some(given) = raw.groups.as_ref().filter(|_| !experts.is_multiple_of(groups)) {
+        let valid = format!("valid: a divisor of the {experts} experts");
+        return Err(check.refuse("groups", given, &valid));
+    }
+    Ok(ExpertChoice {
+        renormalised: or(&raw.renormalised, true),
+        groups,
+        kept_groups,
+        scale: check.real(
+            "weight_scale",
+            &raw.weight_scale,
+            1.0,
+            |x| x > 0.0 && x <= 1e6,
+            "valid: above 0, for example 2.5",
         )?,
     })
 }

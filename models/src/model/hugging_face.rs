@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use serde_yaml::{Location, Spanned};
 
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
-use super::spec::{Activation, Gelu, NormKind, Router};
+use super::spec::{Activation, ExpertTensors, Gelu, NormKind, Router};
 use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
@@ -65,6 +65,10 @@ pub(super) struct HfConfig {
     n_routed_experts: Maybe<u64>,
     num_experts_per_tok: Maybe<u64>,
     moe_intermediate_size: Maybe<u64>,
+    n_group: Maybe<u64>,
+    norm_topk_prob: Maybe<bool>,
+    routed_scaling_factor: Maybe<f64>,
+    topk_group: Maybe<u64>,
     n_shared_experts: Maybe<u64>,
     first_k_dense_replace: Maybe<u64>,
     moe_layer_freq: Maybe<u64>,
@@ -95,7 +99,7 @@ pub(super) struct HfConfig {
 /// Keys of the supported architectures without effect here: those that name and run a checkpoint,
 /// generate text with it, or initialise it, and those that choose experts, which no trainer does
 /// yet.
-const WITHOUT_EFFECT: [&str; 85] = [
+const WITHOUT_EFFECT: [&str; 81] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -132,9 +136,7 @@ const WITHOUT_EFFECT: [&str; 85] = [
     "max_length",
     "min_length",
     "n_ctx",
-    "n_group",
     "no_repeat_ngram_size",
-    "norm_topk_prob",
     "num_beam_groups",
     "num_beams",
     "num_labels",
@@ -154,7 +156,6 @@ const WITHOUT_EFFECT: [&str; 85] = [
     "return_dict",
     "return_dict_in_generate",
     "rope_interleave",
-    "routed_scaling_factor",
     "router_jitter_noise",
     "scoring_func",
     "sep_token_id",
@@ -172,7 +173,6 @@ const WITHOUT_EFFECT: [&str; 85] = [
     "tokenizer_class",
     "top_k",
     "top_p",
-    "topk_group",
     "topk_method",
     "torch_dtype",
     "torchscript",
@@ -374,6 +374,7 @@ impl Reader<'_> {
             ffn: Some(self.need("moe_intermediate_size", &config.moe_intermediate_size)?),
             first_dense: self.leading_dense()?,
             every: config.decoder_sparse_step.clone(),
+            renormalised: config.norm_topk_prob.clone().or_else(|| implied(false)),
             ..self.experts("num_experts", &config.num_experts)?
         };
         Ok(RawModel {
@@ -385,7 +386,11 @@ impl Reader<'_> {
     }
 
     fn mixtral(&self) -> Result<RawModel, InputError> {
-        let moe = self.experts("num_local_experts", &self.config.num_local_experts)?;
+        let moe = RawMoe {
+            renormalised: implied(true),
+            tensors: ExpertTensors::BlockSparseMoe,
+            ..self.experts("num_local_experts", &self.config.num_local_experts)?
+        };
         let window = self.window(None, None);
         Ok(RawModel {
             window,
@@ -631,8 +636,13 @@ impl Reader<'_> {
             every: None,
             capacity_factor: None,
             router: implied(Router::Softmax),
+            renormalised: self.config.norm_topk_prob.clone(),
+            groups: None,
+            kept_groups: None,
+            weight_scale: None,
             aux_loss: self.aux_loss(),
             biased: None,
+            tensors: ExpertTensors::Mlp,
         })
     }
 
@@ -652,6 +662,9 @@ impl Reader<'_> {
             first_dense: config.first_k_dense_replace.clone().or_else(|| implied(3)),
             every: config.moe_layer_freq.clone(),
             router: implied(Router::SigmoidBias),
+            groups: config.n_group.clone().or_else(|| implied(8)),
+            kept_groups: config.topk_group.clone().or_else(|| implied(4)),
+            weight_scale: config.routed_scaling_factor.clone().or_else(|| implied(2.5)),
             aux_loss: None,
             ..self.experts("n_routed_experts", &config.n_routed_experts)?
         })

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_yaml::Spanned;
 
-use super::spec::{Activation, Gelu, NormKind, Router};
+use super::spec::{Activation, ExpertTensors, Gelu, NormKind, Router};
 
 /// A value that may be left out.
 pub(super) type Maybe<T> = Option<Spanned<T>>;
@@ -139,6 +139,12 @@ pub(super) struct RawMoe {
     pub every: Maybe<u64>,
     pub capacity_factor: Maybe<f64>,
     pub router: Maybe<Router>,
+    pub renormalised: Maybe<bool>,
+    pub groups: Maybe<u64>,
+    pub kept_groups: Maybe<u64>,
+    pub weight_scale: Maybe<f64>,
     pub aux_loss: Maybe<f64>,
     pub biased: Maybe<bool>,
+    #[serde(skip)]
+    pub tensors: ExpertTensors,
 }

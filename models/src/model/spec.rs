@@ -184,12 +184,63 @@ pub struct Moe {
     pub capacity_factor: Option<f64>,
     /// How the router scores.
     pub router: Router,
+    /// How scores become a choice and weights.
+    #[serde(default, skip_serializing_if = "ExpertChoice::is_usual")]
+    pub choice: ExpertChoice,
+    /// How checkpoints name the tensors of experts.
+    #[serde(default, skip_serializing_if = "ExpertTensors::is_usual")]
+    pub tensors: ExpertTensors,
     /// Weight of the load-balancing loss; 0 for none.
     pub aux_loss: f64,
     /// Whether experts have biases, and clamp the inputs of their activation (gpt-oss). Priced but
     /// not trained: no runtime layer has either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub biased: bool,
+}
+
+/// How scores become a choice of experts and their weights. Only what is computed depends on it, no
+/// time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertChoice {
+    /// Whether a token's weights are divided by their sum.
+    pub renormalised: bool,
+    /// Groups of experts.
+    pub groups: u64,
+    /// Groups that a token's experts may be of (DeepSeek-V3, section 2.1.2).
+    pub kept_groups: u64,
+    /// Factor of all weights.
+    pub scale: f64,
+}
+
+impl Default for ExpertChoice {
+    fn default() -> Self {
+        Self { renormalised: true, groups: 1, kept_groups: 1, scale: 1.0 }
+    }
+}
+
+impl ExpertChoice {
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How checkpoints name the tensors of experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertTensors {
+    /// `mlp.gate`, `mlp.experts.0.gate_proj`: Qwen 3, DeepSeek-V3.
+    #[default]
+    Mlp,
+    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`: Mixtral.
+    BlockSparseMoe,
+}
+
+impl ExpertTensors {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Router scoring.

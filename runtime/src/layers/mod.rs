@@ -21,6 +21,7 @@
 //! | [`Norm`], [`RowBias`], [`dropout`], [`Positions`] | [`Whole`] or [`Split<A>`] | the same |
 //! | [`gated`], [`activate`] | all but [`Partial<A>`] | the same |
 //! | [`Attention`] | [`Whole`] or [`Columns<A>`] | the same |
+//! | [`Router`], [`Experts`] | [`Whole`] or [`Split<A>`], by [`Route::send`] and [`Route::collect`] | the same |
 //! | [`TokenEmbedding`] | tokens | [`Whole`], or [`Partial<A>`] of a split table |
 //!
 //! Backward passes go the other way: what a layer takes forward is what `backward` gives, except
@@ -44,6 +45,7 @@
 mod activation;
 mod attention;
 mod embedding;
+mod experts;
 mod fused_loss;
 mod group;
 mod linear;
@@ -56,9 +58,11 @@ pub use crate::ops::{Context, Gradients, Matrix, VocabTable, WeightWork};
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, Saved};
 pub use embedding::{Positions, TokenEmbedding};
+pub use experts::{Copies, CopyNumbers, Experts, Received, Route, Router};
 pub use fused_loss::{FusedLoss, OutputLayer};
 pub use group::{Group, InFlight};
 pub use kernels::activation::Activation;
+pub use kernels::routing::{Routing, Scoring};
 pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};
 pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};

@@ -121,15 +121,25 @@ impl<D: Device> Route<D> {
 /// Rows for this rank's experts, sorted by expert: `[q, c]`.
 pub struct Received<D: Space> {
     /// The rows.
-    pub rows: Buffer<D>,
+    pub rows: SharedBuffer<D>,
     /// How many rows each expert has.
     pub of_expert: Rc<[usize]>,
+}
+
+impl<D: Space> Clone for Received<D> {
+    fn clone(&self) -> Self {
+        self.with_shared(self.rows.clone())
+    }
 }
 
 impl<D: Space> Received<D> {
     /// Rows of another width for the same experts.
     #[must_use]
     pub fn with(&self, rows: Buffer<D>) -> Self {
+        self.with_shared(Rc::new(rows))
+    }
+
+    fn with_shared(&self, rows: SharedBuffer<D>) -> Self {
         Self { rows, of_expert: self.of_expert.clone() }
     }
 }
@@ -348,7 +358,7 @@ impl<D: Device> Route<D> {
                 rows_of(ctx, D::view(&memory, 0..len), len, columns, order)
             }
         };
-        Ok(Received { rows, of_expert: arrivals.of_expert.clone() })
+        Ok(Received { rows: Rc::new(rows), of_expert: arrivals.of_expert.clone() })
     }
 
     /// Brings what experts made of copies back: `[q, c] -> [m, c]`. Tensor-parallel ranks of an
@@ -365,7 +375,7 @@ impl<D: Device> Route<D> {
         let (device, arrivals) = (ctx.device, &self.arrivals);
         let ExpertRanks { ep, etp } = ctx.expert_ranks();
         let arrived = match &arrivals.sorted {
-            None => rows,
+            None => ctx.own(rows),
             Some([_, inverse]) => rows_of(ctx, rows.view(), rows.len(), columns, inverse),
         };
         let mut memory = arrived.into_memory();
@@ -495,32 +505,25 @@ impl ExpertLinear {
     }
 
     /// The gradients of the matrices. An expert without rows has a gradient of 0.
-    pub fn weights<D: Device>(
-        &self,
-        x: &SharedBuffer<D>,
-        dy: &SharedBuffer<D>,
-        of_expert: &Rc<[usize]>,
-    ) -> WeightWork<D> {
-        let (linear, of_expert) = (self.clone(), of_expert.clone());
-        WeightWork::Experts { linear, x: x.clone(), dy: dy.clone(), of_expert }
+    pub fn weights<D: Device>(&self, x: &Received<D>, dy: &Received<D>) -> WeightWork<D> {
+        WeightWork::Experts { linear: self.clone(), x: x.rows.clone(), dy: dy.clone() }
     }
 
     pub(super) fn backward_weight<D: Device>(
         &self,
         device: &D,
         x: &Buffer<D>,
-        dy: &Buffer<D>,
-        of_expert: &[usize],
+        dy: &Received<D>,
         gradients: &mut impl GradientSink<D>,
     ) {
         let [outputs, inputs] = self.shape();
-        for (linear, rows) in self.each(of_expert) {
+        for (linear, rows) in self.each(&dy.of_expert) {
             let to = gradients.get_mut(device, linear.weight);
             if rows.is_empty() {
                 continue;
             }
             let shape = Shape::tn(outputs, inputs, rows.len());
-            let dy = dy.part(rows.start * outputs..rows.end * outputs);
+            let dy = dy.rows.part(rows.start * outputs..rows.end * outputs);
             let x = x.part(rows.start * inputs..rows.end * inputs);
             device.gemm_add(&shape, dy, x, to);
         }

@@ -1,7 +1,7 @@
 //! Weight gradients: as data, to be computed at once or when the schedule says.
 
 use super::TokenIds;
-use super::experts::ExpertLinear;
+use super::experts::{ExpertLinear, Received};
 use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use crate::comm::CommError;
@@ -31,9 +31,7 @@ pub enum WeightWork<D: Space> {
         /// Their input, `[q, in]`.
         x: SharedBuffer<D>,
         /// Gradient of their output, `[q, out]`.
-        dy: SharedBuffer<D>,
-        /// How many rows each has.
-        of_expert: Rc<[usize]>,
+        dy: Received<D>,
     },
     /// `db += sum of rows of dy`.
     Bias {
@@ -73,9 +71,7 @@ impl<D: Device> WeightWork<D> {
     pub fn run(self, device: &D, gradients: &mut impl GradientSink<D>) {
         match self {
             Self::Linear { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
-            Self::Experts { linear, x, dy, of_expert } => {
-                linear.backward_weight(device, &x, &dy, &of_expert, gradients);
-            }
+            Self::Experts { linear, x, dy } => linear.backward_weight(device, &x, &dy, gradients),
             Self::Bias { bias, dy } => {
                 device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
             }
@@ -114,9 +110,8 @@ impl<D: Device> WeightWork<D> {
 
     fn buffers(&self) -> [Option<&SharedBuffer<D>>; 2] {
         match self {
-            Self::Linear { x, dy, .. } | Self::Experts { x, dy, .. } | Self::Norm { x, dy, .. } => {
-                [Some(x), Some(dy)]
-            }
+            Self::Experts { x, dy, .. } => [Some(x), Some(&dy.rows)],
+            Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
             Self::Apart(_) => [None, None],
         }

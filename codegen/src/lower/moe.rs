@@ -1,0 +1,114 @@
+//! A mixture of experts: from the stream's normed rows to their weighted sums of experts' results.
+
+use super::builder::Builder;
+use super::op::{FieldIndex, Op, Value};
+use super::{FieldKind, TensorNames, Type, Width};
+use models::model::ModelSpec;
+
+/// Fields of a mixture.
+pub(super) struct Moe {
+    router: FieldIndex,
+    gate: Option<FieldIndex>,
+    up: FieldIndex,
+    down: FieldIndex,
+}
+
+/// What its backward pass reads.
+pub(super) struct Routed {
+    h: Value,
+    route: Value,
+    received: Value,
+    gate: Option<Value>,
+    up: Value,
+    /// What the activation makes.
+    pub product: Value,
+    /// Results of the experts, home again.
+    results: Value,
+}
+
+const INNER: Type = Type::Received(Width::ExpertFfn);
+const RECEIVED: Type = Type::Received(Width::Hidden);
+const COPIES: Type = Type::Copies(Width::Hidden);
+
+impl Moe {
+    pub(super) fn fields(b: &mut Builder<'_>, model: &ModelSpec) -> Self {
+        let tensors = model.moe.as_ref().map(|moe| moe.tensors).unwrap_or_default();
+        let [gate, up, down] = TensorNames::expert(tensors);
+        let router = FieldKind::Router { tensor: TensorNames::router(tensors) };
+        let router = b.field("router", router);
+        let (inner, hidden) = (Width::ExpertFfn, Width::Hidden);
+        let into = |tensor| FieldKind::Experts { tensor, outputs: inner, inputs: hidden };
+        let gated = model.mlp.activation.is_gated();
+        let gate = gated.then(|| b.field("expert_gate", into(gate)));
+        let up = b.field("expert_up", into(up));
+        let out = FieldKind::Experts { tensor: down, outputs: hidden, inputs: inner };
+        Self { router, gate, up, down: b.field("expert_down", out) }
+    }
+
+    /// The weighted sums, rows of the stream.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, h: Value) -> (Value, Routed) {
+        let field = self.router;
+        let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, to });
+        let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });
+        let received = b.op("received", RECEIVED, |to| Op::Send { route, x: copies, to });
+        let x = received;
+        let gate =
+            self.gate.map(|field| b.op("gate", INNER, |to| Op::ExpertLinear { field, x, to }));
+        let up = b.op("up", INNER, |to| Op::ExpertLinear { field: self.up, x, to });
+        let product = match gate {
+            Some(gate) => b.op("inner", INNER, |to| Op::Gate { gate, up, to }),
+            None => b.op("inner", INNER, |to| Op::Activate { x: up, to }),
+        };
+        let field = self.down;
+        let made = b.op("made", RECEIVED, |to| Op::ExpertLinear { field, x: product, to });
+        let results = b.op("results", COPIES, |to| Op::Collect { route, x: made, to });
+        let of = b.sizes.stream();
+        let sum = b.op("sum_2", of, |to| Op::Combine { route, x: results, to });
+        (sum, Routed { h, route, received, gate, up, product, results })
+    }
+
+    /// The gradient of the rows, from that of the sums.
+    pub(super) fn backward(&self, b: &mut Builder<'_>, routed: &Routed, dy: Value) -> Value {
+        let &Routed { h, route, received, gate, up, product, results } = routed;
+        let [to, weights] = [b.value("dresults", COPIES), b.value("dweights", Type::CopyNumbers)];
+        b.push(Op::CombineBackward { route, x: results, dy, to, weights });
+        let dmade = b.op("dmade", RECEIVED, |made| Op::Send { route, x: to, to: made });
+        let field = self.down;
+        let dinner = b.op("dinner", INNER, |to| Op::ExpertBackward { field, dy: dmade, to });
+        b.push(Op::ExpertWeights { field, x: product, dy: dmade });
+        let dx = self.backward_inner(b, [received, up], gate, dinner);
+        let dcopies = b.op("dcopies", COPIES, |to| Op::Collect { route, x: dx, to });
+        let stream = b.sizes.stream();
+        let dh = b.op("dh_2", stream, |to| Op::SumCopies { route, x: dcopies, to });
+        let (of, field) = (b.sizes.logits_of_experts(), self.router);
+        let dlogits = b.op("dlogits", of, |to| Op::RouteBackward { field, route, weights, to });
+        b.push(Op::LinearWeights { field, x: h, dy: dlogits });
+        b.op("dh_2", stream, |to| Op::AddBackwardInput { field, dy: dlogits, x: dh, to })
+    }
+
+    /// The gradient of the experts' input, from that of what the activation makes.
+    fn backward_inner(
+        &self,
+        b: &mut Builder<'_>,
+        [received, up]: [Value; 2],
+        gate: Option<Value>,
+        dy: Value,
+    ) -> Value {
+        let (Some(field), Some(gate)) = (self.gate, gate) else {
+            let dup = b.op("dup", INNER, |to| Op::ActivateBackward { x: up, dy, to });
+            b.push(Op::ExpertWeights { field: self.up, x: received, dy: dup });
+            return b.op("dreceived", RECEIVED, |to| Op::ExpertBackward {
+                field: self.up,
+                dy: dup,
+                to,
+            });
+        };
+        let [dgate, dup] = [b.value("dgate", INNER), b.value("dup", INNER)];
+        b.push(Op::GateBackward { gate, up, dy, to: [dgate, dup] });
+        b.push(Op::ExpertWeights { field, x: received, dy: dgate });
+        b.push(Op::ExpertWeights { field: self.up, x: received, dy: dup });
+        let x = b.op("dreceived", RECEIVED, |to| Op::ExpertBackward { field, dy: dgate, to });
+        let add = |to| Op::AddExpertBackward { field: self.up, dy: dup, x, to };
+        b.op("dreceived", RECEIVED, add)
+    }
+}
