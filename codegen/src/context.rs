@@ -5,8 +5,8 @@ use crate::lower::Width;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
-use models::mesh::{Axis, ExpertSplit, Mesh};
-use models::model::{Activation, Gelu, ModelSpec, Window};
+use models::mesh::{Axis, Mesh};
+use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Router, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{StageLayout, write_passes};
@@ -53,10 +53,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "global_batch": program.global_batch(),
         "mesh": mesh(&program.mesh),
         "groups": groups(&program.mesh),
-        "experts": program.experts.map_or_else(
-            || "None".to_owned(),
-            |ExpertSplit { ep, etp }| format!("Some(ExpertSplit {{ ep: {ep}, etp: {etp} }})"),
-        ),
+        "moe": moe(program),
         "sequence_parallel": sizes.sequence_parallel,
         "micro_batch": program.micro_batch,
         "micro_batches": program.micro_batches,
@@ -122,6 +119,29 @@ fn modules(printer: &Printer<'_>) -> Vec<&'static str> {
     }
     modules.sort_unstable();
     modules
+}
+
+/// Numbers of a mixture of experts.
+fn moe(program: &Program) -> Value {
+    let (Some(moe), Some(split)) = (&program.model.moe, program.experts) else {
+        return Value::Null;
+    };
+    let ExpertChoice { renormalised, groups, kept_groups, scale } = moe.choice;
+    json!({
+        "experts": moe.experts,
+        "ep": split.ep,
+        "etp": split.etp,
+        "ffn": moe.ffn,
+        "top_k": moe.top_k,
+        "scoring": match moe.router {
+            Router::Softmax => "Scoring::Softmax".to_owned(),
+            Router::SigmoidBias => {
+                format!("Scoring::Sigmoid {{ groups: {groups}, kept: {kept_groups} }}")
+            }
+        },
+        "renormalised": renormalised,
+        "scale": float(scale),
+    })
 }
 
 /// How context-parallel ranks divide a sequence, in Rust.

@@ -1,18 +1,23 @@
 //! A segment's fields on one rank: its parameters, declared, and what operations need besides.
 
-use codegen::lower::{FieldKind, Lowered, Matrix, Norm, Segment, Width};
+use codegen::lower::{FieldKind, Lowered, Matrix, Norm, Segment, TensorNames, Width};
 use kernels::activation::Activation;
-use models::model::{self, Gelu, ModelSpec, NormKind};
+use kernels::routing::{Routing, Scoring};
+use models::model::{self, ExpertChoice, Gelu, ModelSpec, Moe, NormKind, Router};
 use runtime::ops;
 use runtime::state::params::{Inventory, ParameterSlice, RowBlock};
 
 /// A field on one rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Field {
     /// A norm.
     Norm(ops::Norm),
     /// A matrix.
     Linear(ops::Linear),
+    /// A router.
+    Router(ops::Router),
+    /// A matrix of each of this rank's experts.
+    Experts(ops::ExpertLinear),
     /// A bias.
     Bias(ops::RowBias),
     /// Attention's core.
@@ -93,6 +98,17 @@ impl Declared<'_> {
             FieldKind::RowBias { tensor } => {
                 Field::Bias(ops::RowBias::declare(&self.name(tensor), hidden, split, inventory))
             }
+            FieldKind::Router { tensor } => {
+                let moe = model.moe.as_ref().expect("routers are of mixtures of experts");
+                let (name, routing) = (self.name(tensor), routing(moe));
+                let deviation = sizes.deviation;
+                Field::Router(ops::Router::declare(
+                    &name, hidden, routing, deviation, split, inventory,
+                ))
+            }
+            FieldKind::Experts { tensor, outputs, inputs } => {
+                Field::Experts(self.experts(tensor, [*outputs, *inputs], inventory))
+            }
             FieldKind::Attention => Field::Attention(self.attention(model)),
             FieldKind::Tokens => {
                 let table = table(self.lowered, self.lowered.names.embedding(), false);
@@ -119,6 +135,26 @@ impl Declared<'_> {
                 let output = self.output.expect("the output matrix comes before the loss");
                 Field::FusedLoss(ops::FusedLoss { loss, output, rows: *rows as usize })
             }
+        }
+    }
+
+    fn experts(
+        &self,
+        tensor: &str,
+        [outputs, inputs]: [Width; 2],
+        inventory: &mut Inventory,
+    ) -> ops::ExpertLinear {
+        let (sizes, model) = (&self.lowered.sizes, &self.lowered.program.model);
+        let tensors = model.moe.as_ref().map(|moe| moe.tensors).unwrap_or_default();
+        let prefix = self.name(TensorNames::experts(tensors));
+        let of_stream = outputs == Width::Hidden;
+        let deviation = if of_stream { sizes.stream_deviation } else { sizes.deviation };
+        let matrix = |n: usize| ops::Matrix::named(format!("{prefix}{n}.{tensor}"), deviation);
+        let shape = [outputs, inputs].map(|width| sizes.whole(width).0 as usize);
+        let all = sizes.experts[0] as usize;
+        match of_stream {
+            true => ops::ExpertLinear::declare_columns(all, matrix, shape, inventory),
+            false => ops::ExpertLinear::declare_rows(all, matrix, shape, inventory),
         }
     }
 
@@ -176,6 +212,23 @@ impl Declared<'_> {
                 table(self.lowered, name, tied).declare(inventory)
             }
         }
+    }
+}
+
+/// How a mixture's router chooses.
+fn routing(moe: &Moe) -> Routing {
+    let ExpertChoice { renormalised, groups, kept_groups, scale } = moe.choice;
+    Routing {
+        experts: moe.experts as usize,
+        top_k: moe.top_k as usize,
+        scoring: match moe.router {
+            Router::Softmax => Scoring::Softmax,
+            Router::SigmoidBias => {
+                Scoring::Sigmoid { groups: groups as usize, kept: kept_groups as usize }
+            }
+        },
+        renormalised,
+        scale,
     }
 }
 

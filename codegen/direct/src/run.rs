@@ -7,7 +7,8 @@ use kernels::activation::Activation;
 use models::program::Recompute;
 use runtime::comm::{self, CommError};
 use runtime::ops::{
-    self, AttentionSaved, Context, Gradients, InFlight, Residual, Softmax, Statistics, activation,
+    self, AttentionSaved, Context, Gradients, InFlight, Received, Residual, Route, Softmax,
+    Statistics, activation,
 };
 use runtime::{Buffer, Device, WideBuffer};
 use std::rc::Rc;
@@ -24,6 +25,10 @@ pub enum Slot<D: Device> {
     Wide(WideBuffer<D>),
     /// What a collective is making.
     InFlight(InFlight<D>),
+    /// Where copies go.
+    Route(Rc<Route<D>>),
+    /// Rows for this rank's experts.
+    Received(Received<D>),
 }
 
 impl<D: Device> Slot<D> {
@@ -42,6 +47,8 @@ pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
         Slot::Tensor(tensor) => tensor.bytes(),
         Slot::Statistics(statistics) => statistics.bytes(),
         Slot::Wide(wide) => wide.bytes(),
+        Slot::Route(route) => route.bytes(),
+        Slot::Received(received) => received.rows.bytes(),
         Slot::Stream(_) | Slot::InFlight(_) => 0,
     }
 }
@@ -198,6 +205,53 @@ impl<'a, D: Device> Run<'a, D> {
         }
     }
 
+    fn route(&self, value: Value) -> &Rc<Route<D>> {
+        match &self.slots[value] {
+            Some(Slot::Route(route)) => route,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn received(&self, value: Value) -> &Received<D> {
+        match &self.slots[value] {
+            Some(Slot::Received(received)) => received,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn is_received(&self, value: Value) -> bool {
+        matches!(self.slots[value], Some(Slot::Received(_)))
+    }
+
+    /// The rows: moved if this is their last use, else another handle.
+    fn taken(&mut self, step: &Step, value: Value) -> Received<D> {
+        if !step.ends(value) {
+            return self.received(value).clone();
+        }
+        match self.slots[value].take() {
+            Some(Slot::Received(received)) => received,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn set_received(&mut self, value: Value, received: Received<D>) {
+        self.slots[value] = Some(Slot::Received(received));
+    }
+
+    fn router(&self, field: usize) -> ops::Router {
+        match self.fields[field] {
+            Field::Router(router) => router,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn experts(&self, field: usize) -> &ops::ExpertLinear {
+        match &self.fields[field] {
+            Field::Experts(experts) => experts,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
     fn norm(&self, field: usize) -> ops::Norm {
         match self.fields[field] {
             Field::Norm(norm) => norm,
@@ -208,6 +262,7 @@ impl<'a, D: Device> Run<'a, D> {
     fn linear(&self, field: usize) -> ops::Linear {
         match self.fields[field] {
             Field::Linear(linear) => linear,
+            Field::Router(router) => router.linear,
             _ => unreachable!("{LOWERED}"),
         }
     }
@@ -354,6 +409,81 @@ impl<'a, D: Device> Run<'a, D> {
                 self.set(to, out);
                 self.slots[lse] = Some(Slot::Wide(rows));
             }
+            Op::Route { field, x, to } => {
+                let route = self.router(field).route(ctx, self.get(x))?;
+                self.slots[to] = Some(Slot::Route(Rc::new(route)));
+            }
+            Op::Copies { route, x, to } => {
+                let copies = self.route(route).copied(ctx, self.get(x));
+                self.set(to, copies);
+            }
+            Op::SumCopies { route, x, to } => {
+                let sums = self.route(route).summed(ctx, self.get(x));
+                self.set(to, sums);
+            }
+            Op::Send { route, x, to } => {
+                let copies = self.own(step, x);
+                let received = self.route(route).send(ctx, copies)?;
+                self.set_received(to, received);
+            }
+            Op::Collect { route, x, to } => {
+                let made = self.taken(step, x);
+                let copies = self.route(route).collect(ctx, made)?;
+                self.set(to, copies);
+            }
+            Op::ExpertLinear { field, x, to } => {
+                let y = self.experts(field).forward(ctx, self.received(x));
+                self.set_received(to, y);
+            }
+            Op::Combine { route, x, to } => {
+                let sums = self.route(route).combined(ctx, self.get(x));
+                self.set(to, sums);
+            }
+            Op::CombineBackward { route, x, dy, to, weights } => {
+                let (copies, dy) = (self.get(x), self.get(dy));
+                let (dcopies, dweights) = self.route(route).combined_backward(ctx, copies, dy);
+                self.set(to, dcopies);
+                self.slots[weights] = Some(Slot::Wide(dweights));
+            }
+            Op::ExpertBackward { field, dy, to } => {
+                let dx = self.experts(field).backward_input(ctx, self.received(dy), None);
+                self.set_received(to, dx);
+            }
+            Op::AddExpertBackward { field, dy, x, to } => {
+                let dx = ctx.own(self.taken(step, x).rows);
+                let dx = self.experts(field).backward_input(ctx, self.received(dy), Some(dx));
+                self.set_received(to, dx);
+            }
+            Op::RouteBackward { field, route, weights, to } => {
+                let dweights = self.wide(weights);
+                let dlogits = self.router(field).backward(ctx, self.route(route), dweights)?;
+                self.set(to, dlogits);
+            }
+            Op::Activate { x, to } if self.is_received(x) => {
+                let x = self.received(x);
+                let y = x.with(activation::activate(ctx, self.activation, &x.rows));
+                self.set_received(to, y);
+            }
+            Op::Gate { gate, up, to } if self.is_received(up) => {
+                let (gate, up) = (self.received(gate), self.received(up));
+                let y = activation::gate(ctx, self.activation, &gate.rows, &up.rows);
+                let y = up.with(y);
+                self.set_received(to, y);
+            }
+            Op::ActivateBackward { x, dy, to } if self.is_received(x) => {
+                let (x, dy) = (self.received(x), self.received(dy));
+                let dx = activation::activate_backward(ctx, self.activation, &x.rows, &dy.rows);
+                let dx = x.with(dx);
+                self.set_received(to, dx);
+            }
+            Op::GateBackward { gate, up, dy, to: [to_gate, to_up] } if self.is_received(up) => {
+                let [gate, up, dy] = [gate, up, dy].map(|value| self.received(value));
+                let (f, rows) = (self.activation, &up.rows);
+                let made = activation::gate_backward(ctx, f, &gate.rows, rows, &dy.rows);
+                let [dgate, dup] = made.map(|rows| up.with(rows));
+                self.set_received(to_gate, dgate);
+                self.set_received(to_up, dup);
+            }
             Op::Activate { x, to } => {
                 let y = activation::activate(ctx, self.activation, self.get(x));
                 self.set(to, y);
@@ -473,6 +603,7 @@ impl<'a, D: Device> Run<'a, D> {
                 self.set(to, dx);
             }
             Op::LinearWeights { .. }
+            | Op::ExpertWeights { .. }
             | Op::BiasWeights { .. }
             | Op::NormWeights { .. }
             | Op::TokenWeights { .. }
@@ -489,6 +620,9 @@ impl<'a, D: Device> Run<'a, D> {
         match *op {
             Op::LinearWeights { field, x, dy } => {
                 self.linear(field).weights(self.get(x), self.get(dy))
+            }
+            Op::ExpertWeights { field, x, dy } => {
+                self.experts(field).weights(self.received(x), self.received(dy))
             }
             Op::BiasWeights { field, dy } => self.bias(field).weights(self.get(dy)),
             Op::NormWeights { field, x, statistics, dy } => {

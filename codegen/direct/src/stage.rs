@@ -197,7 +197,7 @@ impl DirectStage {
 fn segment(lowered: &Lowered, place: Place) -> &Segment {
     match place {
         Place::First => &lowered.first,
-        Place::Layer(_) => &lowered.layer,
+        Place::Layer(index) => lowered.layer(index),
         Place::Last(_) => &lowered.last,
     }
 }
@@ -254,7 +254,9 @@ impl<D: Device> Stage<D> for DirectStage {
             Slot::Stream(stream) => StageOutput::Stream(stream.whole(ctx)),
             Slot::Tensor(x) => StageOutput::Stream(ctx.own(x)),
             Slot::Wide(losses) => StageOutput::Losses(losses),
-            Slot::Statistics(_) | Slot::InFlight(_) => unreachable!("no segment returns these"),
+            Slot::Statistics(_) | Slot::InFlight(_) | Slot::Route(_) | Slot::Received(_) => {
+                unreachable!("no segment returns these")
+            }
         };
         Ok((output, Box::new(StageKept { parts: kept, logits })))
     }

@@ -3,7 +3,7 @@
 use super::Printer;
 use super::statement::{Statements, field_type};
 use super::text::{filled, indented, listed, size};
-use crate::lower::{Field, FieldKind, Matrix, Segment, Step, Value, Width};
+use crate::lower::{Field, FieldKind, Matrix, Segment, Step, TensorNames, Value, Width};
 use models::model::NormKind;
 use models::program::Recompute;
 use serde_json::{Value as Json, json};
@@ -15,7 +15,8 @@ const FIELDS: usize = 12;
 
 /// The values of `layer.rs.tera`.
 pub fn layer(printer: &Printer<'_>) -> Json {
-    let (lowered, segment) = (printer.lowered, &printer.lowered.layer);
+    // A program with several kinds of layer is refused so far.
+    let (lowered, segment) = (printer.lowered, printer.lowered.layer(0));
     let print = Statements::new(lowered, segment, printer.element_bytes);
     let ways: Vec<Recompute> = segment.restores.keys().copied().collect();
     let restores = ways != [Recompute::None];
@@ -27,7 +28,7 @@ pub fn layer(printer: &Printer<'_>) -> Json {
         "values": print.held_fields(&segment.read),
         "values_size": format!("{} a micro-batch", size(print.held_bytes(&segment.read))),
         "prefix": lowered.names.layers(),
-        "before_declare": before_declare(segment),
+        "before_declare": before_declare(printer, segment),
         "declare": declare(printer, segment),
         "forward": forward(&print, segment, &ways),
         "restores": restores,
@@ -101,7 +102,7 @@ fn names(print: &Statements<'_>, values: &[Value]) -> Vec<String> {
 }
 
 /// Names of norms and matrices that several fields use.
-fn before_declare(segment: &Segment) -> Vec<String> {
+fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
     let fused = segment.fields.iter().any(
         |field| matches!(&field.kind, FieldKind::Column { matrix, .. } if matrix.blocks.len() > 1),
     );
@@ -111,6 +112,12 @@ fn before_declare(segment: &Segment) -> Vec<String> {
     ];
     if fused {
         lines.push("let mut fused;".to_owned());
+    }
+    let has_experts =
+        segment.fields.iter().any(|field| matches!(field.kind, FieldKind::Experts { .. }));
+    if let Some(moe) = printer.lowered.program.model.moe.as_ref().filter(|_| has_experts) {
+        let experts = TensorNames::experts(moe.tensors);
+        lines.push(format!("let experts = name(\"{experts}\");"));
     }
     lines
 }
@@ -196,6 +203,21 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             one("Attention::behind(Self::attention(number), ULYSSES)".to_owned())
         }
         FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
+        FieldKind::Router { tensor } => {
+            let items = [format!("&name(\"{tensor}\")"), "ROUTING".to_owned()];
+            let items = items.into_iter().chain(["DEVIATION", "inventory"].map(str::to_owned));
+            let items: Vec<String> = items.collect();
+            listed(FIELDS, &format!("{name}: Router::declare("), &items, "),")
+        }
+        FieldKind::Experts { tensor, outputs, .. } => {
+            let (how, deviation) = match outputs {
+                Width::Hidden => ("columns", "STREAM_DEVIATION"),
+                _ => ("rows", "DEVIATION"),
+            };
+            let names = format!("[&experts, \"{tensor}\"]");
+            let items = ["EXPERTS", &names, deviation, "inventory"].map(str::to_owned);
+            listed(FIELDS, &format!("{name}: Experts::declare_{how}("), &items, "),")
+        }
         FieldKind::Tokens
         | FieldKind::Positions(_)
         | FieldKind::Output

@@ -97,9 +97,11 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 36] = [
+const PLAN: [&str; 40] = [
     "ACTIVATION",
     "DEVIATION",
+    "EXPERTS",
+    "EXPERT_INNER",
     "Full",
     "GROUP",
     "HEADS",
@@ -122,11 +124,13 @@ const PLAN: [&str; 36] = [
     "ULYSSES",
     "Query",
     "RECOMPUTE",
+    "ROUTING",
     "ROWS",
     "Residual",
     "Rows",
     "STAGES",
     "STREAM_DEVIATION",
+    "Scores",
     "TOKENS",
     "TP",
     "Tp",

@@ -5,6 +5,9 @@ use crate::lower::{
     FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
 };
 
+/// Bytes of a copy's row number and expert.
+const ROUTE_BYTES: u64 = 12;
+
 /// Prints the statements of a segment.
 pub struct Statements<'a> {
     lowered: &'a Lowered,
@@ -126,7 +129,7 @@ impl<'a> Statements<'a> {
                 };
                 format!("let {} = tp.{how}({})?;", n(to), self.taken(step, x))
             }
-            Op::Linear { field, x, to } => {
+            Op::Linear { field, x, to } | Op::ExpertLinear { field, x, to } => {
                 format!("let {} = self.{}.forward(ctx, &{});", n(to), f(field), n(x))
             }
             Op::AddBias { field, x, to } | Op::AddPositions { field, x, to } => {
@@ -161,6 +164,45 @@ impl<'a> Statements<'a> {
                 let (to, field, x) = (self.typed(to), f(field), n(x));
                 format!("let {to} = self.{field}.{what}_to_tokens(ctx, &{x})?;")
             }
+            Op::Route { field, x, to } => {
+                format!("let {} = self.{}.route(ctx, &{})?;", n(to), f(field), n(x))
+            }
+            Op::Copies { route, x, to } => {
+                format!("let {} = {}.copies(ctx, &{});", n(to), n(route), n(x))
+            }
+            Op::SumCopies { route, x, to } => {
+                format!("let {} = {}.sum(ctx, &{});", self.typed(to), n(route), n(x))
+            }
+            Op::Send { route, x, to } => {
+                format!("let {} = {}.send(ctx, {})?;", n(to), n(route), self.taken(step, x))
+            }
+            Op::Collect { route, x, to } => {
+                format!("let {} = {}.collect(ctx, {})?;", n(to), n(route), self.taken(step, x))
+            }
+            Op::Combine { route, x, to } => {
+                format!("let {} = {}.combine(ctx, &{});", self.typed(to), n(route), n(x))
+            }
+            Op::CombineBackward { route, x, dy, to, weights } => format!(
+                "let ({}, {}) = {}.combine_backward(ctx, &{}, &{});",
+                n(to),
+                n(weights),
+                n(route),
+                n(x),
+                n(dy)
+            ),
+            Op::RouteBackward { field, route, weights, to } => {
+                let (to, route, weights) = (self.typed(to), n(route), n(weights));
+                format!("let {to} = self.{}.backward(ctx, &{route}, &{weights})?;", f(field))
+            }
+            Op::Activate { x, to } if self.is_received(x) => {
+                format!("let {} = Received::activate(ctx, ACTIVATION, &{});", n(to), n(x))
+            }
+            Op::Gate { gate, up, to } if self.is_received(up) => format!(
+                "let {} = Received::gated(ctx, ACTIVATION, &{}, &{});",
+                n(to),
+                n(gate),
+                n(up)
+            ),
             Op::Activate { x, to } => {
                 format!("let {} = activate(ctx, ACTIVATION, &{});", n(to), n(x))
             }
@@ -233,10 +275,11 @@ impl<'a> Statements<'a> {
                 n(max),
                 n(sum_exp)
             ),
-            Op::BackwardInput { field, dy, to } => {
+            Op::BackwardInput { field, dy, to } | Op::ExpertBackward { field, dy, to } => {
                 format!("let {} = self.{}.backward(ctx, &{});", n(to), f(field), n(dy))
             }
-            Op::AddBackwardInput { field, dy, x, to } => {
+            Op::AddBackwardInput { field, dy, x, to }
+            | Op::AddExpertBackward { field, dy, x, to } => {
                 let x = self.taken(step, x);
                 format!("let {} = self.{}.add_backward(ctx, &{}, {x});", n(to), f(field), n(dy))
             }
@@ -246,6 +289,19 @@ impl<'a> Statements<'a> {
                 let (call, wait) = self.around("backward");
                 format!("let ({to}) = self.{}.{call}(ctx, ({saved}), &{}){wait};", f(field), n(dy))
             }
+            Op::ActivateBackward { x, dy, to } if self.is_received(x) => format!(
+                "let {} = Received::activate_backward(ctx, ACTIVATION, &{}, &{});",
+                n(to),
+                n(x),
+                n(dy)
+            ),
+            Op::GateBackward { gate, up, dy, to } if self.is_received(up) => format!(
+                "let ({}) = Received::gated_backward(ctx, ACTIVATION, &{}, &{}, &{});",
+                to.map(n).join(", "),
+                n(gate),
+                n(up),
+                n(dy)
+            ),
             Op::ActivateBackward { x, dy, to } => format!(
                 "let {} = activate_backward(ctx, ACTIVATION, &{}, &{});",
                 n(to),
@@ -269,7 +325,7 @@ impl<'a> Statements<'a> {
                     }
                 }
             }
-            Op::LinearWeights { field, x, dy } => {
+            Op::LinearWeights { field, x, dy } | Op::ExpertWeights { field, x, dy } => {
                 format!("gradients.add(self.{}.weights(&{}, &{}));", f(field), n(x), n(dy))
             }
             Op::BiasWeights { field, dy } => {
@@ -288,7 +344,10 @@ impl<'a> Statements<'a> {
         }
     }
 
-    /// Bytes of a collective's whole tensor.
+    fn is_received(&self, value: Value) -> bool {
+        matches!(self.segment.values[value].of, Type::Received(_))
+    }
+
     /// The call of attention, and what handles its errors.
     fn around(&self, call: &str) -> (String, &'static str) {
         match self.lowered.sizes.ring {
@@ -311,7 +370,38 @@ impl<'a> Statements<'a> {
             Op::ToHeads { x, .. } | Op::ToTokens { x, .. } => {
                 Some(format!("cp: all-to-all of {}", size(sent(x))))
             }
+            Op::Route { .. } => self.among_experts("all-to-all of how many copies come"),
+            Op::Send { x, .. } => {
+                let bytes = size(self.copies_bytes(x));
+                self.among_experts(&format!("all-to-all of {bytes}"))
+            }
+            Op::Collect { to, .. } => {
+                let bytes = size(self.copies_bytes(to));
+                self.among_experts(&format!("all-to-all of {bytes}"))
+            }
             _ => self.bytes(op).map(|bytes| format!("tp: {}", size(bytes))),
+        }
+    }
+
+    /// What the experts' ranks exchange, if there are several.
+    fn among_experts(&self, what: &str) -> Option<String> {
+        let split = self.lowered.program.experts?;
+        match (split.ep > 1, split.etp > 1) {
+            (false, false) => None,
+            (true, false) => Some(format!("ep: {what}")),
+            (false, true) => Some(format!("etp: {what}")),
+            (true, true) => Some(format!("ep and etp: {what}")),
+        }
+    }
+
+    /// Bytes of a value of copies.
+    fn copies_bytes(&self, value: Value) -> u64 {
+        match self.segment.values[value].of {
+            Type::Copies(width) => {
+                let sizes = &self.lowered.sizes;
+                sizes.copies() * sizes.columns(width) * self.element_bytes
+            }
+            _ => 0,
         }
     }
 
@@ -347,6 +437,17 @@ impl<'a> Statements<'a> {
             }
             Type::LogSumExp => sizes.tokens * sizes.heads[1] * wide,
             Type::TokenNumbers => sizes.tokens * wide,
+            Type::Copies(width) => sizes.copies() * sizes.columns(width) * self.element_bytes,
+            // If every expert gets as many.
+            Type::Received(width) => {
+                let [ways, _] = sizes.expert_ffn.map(|ffn| ffn / sizes.expert_ffn[1].max(1));
+                ways * sizes.copies() * sizes.columns(width) * self.element_bytes
+            }
+            Type::Route => {
+                let scores = sizes.rows * sizes.experts[0] * wide;
+                scores + sizes.copies() * (wide + ROUTE_BYTES)
+            }
+            Type::CopyNumbers => sizes.copies() * wide,
             Type::Stream | Type::InFlight(..) => 0,
         };
         values.iter().map(of).sum()
@@ -389,8 +490,15 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
                 (Width::KeyValueBehind, ..) => "KeyValueBehind<D>",
                 (Width::Ffn, ..) => "Inner<D>",
                 (Width::Vocab, ..) => "Logits<D>",
+                (Width::Experts, ..) => "Scores<D>",
+                (Width::ExpertFfn, ..) => "ExpertInner<D>",
             }
         }
+        Type::Route => "Route<D>",
+        Type::Copies(_) => "Copies<D, HIDDEN>",
+        Type::Received(Width::ExpertFfn) => "Received<D, EXPERT_INNER>",
+        Type::Received(_) => "Received<D, HIDDEN>",
+        Type::CopyNumbers => "CopyNumbers<D>",
         Type::Stream => "Residual<D>",
         Type::Statistics => "Statistics<D>",
         Type::LogSumExp => "LogSumExp<D>",
@@ -412,6 +520,8 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
         Width::KeyValueBehind => "KEY_VALUE_BEHIND",
         Width::Ffn => "INNER",
         Width::Vocab => "VOCAB_ROWS",
+        Width::Experts => "EXPERTS",
+        Width::ExpertFfn => "EXPERT_INNER",
     };
     let share = |width: Width| {
         let (whole, _) = sizes.whole(width);
@@ -457,6 +567,13 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
                 _ => "QUERY_BEHIND, KEY_VALUE_BEHIND",
             };
             (format!("Attention<{placement}, {columns}>"), heads)
+        }
+        FieldKind::Router { .. } => (format!("Router<{stream}, HIDDEN, EXPERTS>"), String::new()),
+        FieldKind::Experts { outputs, inputs, .. } => {
+            let name = format!("Experts<{}, {}>", columns(*inputs), columns(*outputs));
+            let [all, own] = sizes.experts;
+            let note = if own < all { format!("{own} of {all} experts") } else { String::new() };
+            (name, note)
         }
         FieldKind::Tokens => {
             let placement = if tp { "Partial<Tp>" } else { "Whole" };

@@ -152,7 +152,7 @@ impl<D: Device> Route<D> {
         ctx: &Context<'_, D>,
         made: Received<D, C>,
     ) -> Result<Copies<D, C>, CommError> {
-        self.0.collect(ctx, made.0, C).map(|copies| Copies(Rc::new(copies)))
+        self.0.collect(ctx, made.0).map(|copies| Copies(Rc::new(copies)))
     }
 
     /// The sum of each row's copies by their weights.

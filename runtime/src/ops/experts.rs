@@ -139,6 +139,11 @@ impl<D: Space> Received<D> {
         self.with_shared(Rc::new(rows))
     }
 
+    /// Columns; 0 if there are no rows.
+    fn columns(&self) -> usize {
+        self.rows.len().checked_div(self.of_expert.iter().sum()).unwrap_or(0)
+    }
+
     fn with_shared(&self, rows: SharedBuffer<D>) -> Self {
         Self { rows, of_expert: self.of_expert.clone() }
     }
@@ -366,14 +371,11 @@ impl<D: Device> Route<D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn collect(
-        &self,
-        ctx: &Context<'_, D>,
-        Received { rows, .. }: Received<D>,
-        columns: usize,
-    ) -> Result<Buffer<D>, CommError> {
+    pub fn collect(&self, ctx: &Context<'_, D>, made: Received<D>) -> Result<Buffer<D>, CommError> {
         let (device, arrivals) = (ctx.device, &self.arrivals);
         let ExpertRanks { ep, etp } = ctx.expert_ranks();
+        let columns = made.columns();
+        let rows = made.rows;
         let arrived = match &arrivals.sorted {
             None => ctx.own(rows),
             Some([_, inverse]) => rows_of(ctx, rows.view(), rows.len(), columns, inverse),
