@@ -100,7 +100,7 @@ pub fn render(
     let printer = Printer {
         lowered: &lowered,
         element_bytes: element_bytes(plan.decisions.dtype),
-        layer_elements: shapes::elements(&shapes::layer(&program.model, program.mesh.tp)),
+        layer_elements: shapes::elements(&shapes::layer(program, 0)),
     };
     let mut context = Context::from_serialize(&context::context(plan, &printer, &hash, runtime))?;
     let mut files = BTreeMap::from([

@@ -7,7 +7,7 @@ pub use crate::decisions::Recompute;
 
 use crate::decisions::{CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
 use crate::mesh::{ExpertSplit, Mesh};
-use crate::model::ModelSpec;
+use crate::model::{ModelSpec, Moe, Router};
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
 use crate::schedule::{Pass, ScheduleError, StageLayout, VocabPasses};
@@ -222,7 +222,9 @@ pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
 pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
     let mut refused = Refused::default();
     let attention = &model.attention;
-    refused.unless(model.moe.is_none(), "model.moe", "a mixture", "dense models");
+    if let Some(moe) = &model.moe {
+        refuse_mixtures(moe, &mut refused);
+    }
     refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
     refused.unless(!attention.qk_norm, "model.qk_norm", "true", "false");
     refused.unless(!attention.sinks, "model.sinks", "true", "false");
@@ -235,7 +237,6 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
 /// layout, with placeholders for the schedule, the vocabulary and what replicas share.
 pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
     let mut refused = Refused::default();
-    refused.unless(d.ep == 1, "ep", d.ep, "1");
     refused.unless(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none");
     refused.unless(
         !(d.post_validation && d.vocab.over_pipeline()),
@@ -253,7 +254,38 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
     let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
     refuse_splits(model, d, &mut refused);
+    if let Some(moe) = &model.moe {
+        refuse_expert_splits(moe, d, &mut refused);
+    }
     refused.0
+}
+
+/// What mixtures of experts do that layers of the runtime do not.
+fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
+    let one_kind = moe.first_dense == 0 && moe.every == 1;
+    let dense = "dense layers among those with experts";
+    refused.unless(one_kind, "model.moe", dense, "experts in every layer");
+    refused.unless(moe.shared_ffn == 0, "model.moe", "shared experts", "routed experts alone");
+    let sigmoid = moe.router == Router::SigmoidBias;
+    refused.unless(!sigmoid, "model.moe", "a selection bias", "a softmax router");
+    refused.unless(!moe.biased, "model.moe", "experts with biases", "experts without");
+    refused.unless(moe.aux_loss == 0.0, "model.moe", "an auxiliary loss", "none");
+    let dropless = moe.capacity_factor.is_none();
+    refused.unless(dropless, "model.moe", "a capacity factor", "none, which drops nothing");
+}
+
+/// Splits of experts that leave ranks unequal parts, or the same tokens on several.
+fn refuse_expert_splits(moe: &Moe, d: &Decisions, refused: &mut Refused) {
+    let unbounded = d.capacity_factor.is_none();
+    refused.unless(unbounded, "capacity_factor", "a number", "none, which drops nothing");
+    let different = d.tp == 1 || d.sequence_parallel;
+    refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
+    let even = moe.experts.is_multiple_of(d.ep) && moe.ffn.is_multiple_of(d.etp);
+    refused.unless(even, "ep", d.ep, "a divisor of the experts, and etp of their ffn width");
+    let replicas = d.expert_dp();
+    let shares = d.zero_stage == 0 || replicas.is_multiple_of(d.dp_shard.min(replicas));
+    let valid = format!("a divisor of the {replicas} ranks with the same experts");
+    refused.unless(shares, "dp_shard", d.dp_shard, &valid);
 }
 
 /// Splits that leave ranks unequal parts.

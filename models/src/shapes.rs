@@ -6,7 +6,8 @@
 //! Parallelism §6.1).
 
 use crate::layer::LocalHeads;
-use crate::model::{ModelSpec, NormKind, Positions};
+use crate::mesh::ExpertSplit;
+use crate::model::{ModelSpec, Moe, NormKind, Positions};
 use crate::program::Program;
 
 /// A tensor's part on one rank.
@@ -22,9 +23,10 @@ fn held(name: &'static str, shape: &[u64]) -> Held {
     Held { name, shape: shape.to_vec() }
 }
 
-/// Tensors of one layer on one of `tp` ranks.
-pub fn layer(model: &ModelSpec, tp: u64) -> Vec<Held> {
-    let (h, f) = (model.hidden, model.mlp.ffn / tp);
+/// Tensors of layer `index` on one rank.
+pub fn layer(program: &Program, index: usize) -> Vec<Held> {
+    let (model, tp) = (&program.model, program.mesh.tp);
+    let h = model.hidden;
     let heads = LocalHeads::new(model, tp);
     let (q, k, v) = (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
     let mut tensors = vec![held("q", &[q, h]), held("k", &[k, h]), held("v", &[v, h])];
@@ -35,15 +37,37 @@ pub fn layer(model: &ModelSpec, tp: u64) -> Vec<Held> {
     if model.attention.out_bias {
         tensors.push(held("out bias", &[h]));
     }
-    if model.mlp.activation.is_gated() {
-        tensors.push(held("gate", &[f, h]));
-    }
-    tensors.extend([held("up", &[f, h]), held("down", &[h, f])]);
-    if model.mlp.bias {
-        tensors.extend([held("up bias", &[f]), held("down bias", &[h])]);
-    }
+    tensors.extend(match (&model.moe, model.layer_kind(index).moe) {
+        (Some(moe), true) => experts(program, moe),
+        _ => dense(model, model.mlp.ffn / tp),
+    });
     for _ in 0..model.norm.per_layer {
         tensors.extend(norm(model));
+    }
+    tensors
+}
+
+/// A dense feed-forward block.
+fn dense(model: &ModelSpec, f: u64) -> Vec<Held> {
+    let mut tensors = matrices(model, f);
+    if model.mlp.bias {
+        tensors.extend([held("up bias", &[f]), held("down bias", &[model.hidden])]);
+    }
+    tensors
+}
+
+fn matrices(model: &ModelSpec, f: u64) -> Vec<Held> {
+    let h = model.hidden;
+    let gate = model.mlp.activation.is_gated().then(|| held("gate", &[f, h]));
+    gate.into_iter().chain([held("up", &[f, h]), held("down", &[h, f])]).collect()
+}
+
+/// A router, and this rank's experts.
+fn experts(program: &Program, moe: &Moe) -> Vec<Held> {
+    let ExpertSplit { ep, etp } = program.experts.unwrap_or(ExpertSplit { ep: 1, etp: 1 });
+    let mut tensors = vec![held("router", &[moe.experts, program.model.hidden])];
+    for _ in 0..moe.experts / ep {
+        tensors.extend(matrices(&program.model, moe.ffn / etp));
     }
     tensors
 }
@@ -124,9 +148,10 @@ pub fn rank_elements(program: &Program) -> Vec<u64> {
         None => 0,
     };
     let stage = |index: usize| {
-        let layers = program.stages[index].recompute.len() as u64;
+        let layers = program.stages[index].layers();
+        let layers: u64 = layers.map(|index| elements(&layer(program, index))).sum();
         let [before, behind] = ends(program, index);
-        layers * elements(&layer(model, tp)) + elements(&before) + elements(&behind)
+        layers + elements(&before) + elements(&behind)
     };
     let rank = |rank: u64| -> u64 {
         shard + program.stages_of(rank as usize).into_iter().map(stage).sum::<u64>()

@@ -13,7 +13,7 @@ use meshwright_tests::crates::{build, first_error, manifest, module, runtime, wr
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
 use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
-use models::mesh::Mesh;
+use models::mesh::{ExpertSplit, Mesh};
 use models::model::ModelSpec;
 use models::plan::Plan;
 use models::program::{Program, Recompute, StageProgram};
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-const CASES: [&str; 5] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"];
+const CASES: [&str; 6] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "mixtral"];
 const TP: [usize; 3] = [1, 2, 4];
 const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];
@@ -73,6 +73,12 @@ const CP: [(usize, CpStyle, usize); 5] = [
     (2, CpStyle::Ulysses, 2),
     (4, CpStyle::Hybrid, 2),
 ];
+/// Ranks that have different experts, and tensor-parallel ranks of an expert.
+const EXPERTS: [ExpertSplit; 3] = [
+    ExpertSplit { ep: 1, etp: 1 },
+    ExpertSplit { ep: 4, etp: 1 },
+    ExpertSplit { ep: 2, etp: 2 },
+];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -87,10 +93,11 @@ const VALUES: Indices = [
     CP.len(),
     2,
     DpReduction::ALL.len(),
+    EXPERTS.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 13];
+type Indices = [usize; 14];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -102,6 +109,7 @@ struct Combination {
     tp: usize,
     pp: usize,
     dp: usize,
+    experts: ExpertSplit,
     sequence_parallel: bool,
     fused_loss: bool,
     reduction: DpReduction,
@@ -124,6 +132,7 @@ impl Combination {
             tp: TP[of[1]],
             pp: PP[of[2]],
             dp: DP[of[3]],
+            experts: EXPERTS[of[13]],
             sequence_parallel: of[4] == 1,
             fused_loss: of[11] == 1,
             reduction: DpReduction::ALL[of[12]],
@@ -148,14 +157,29 @@ impl Combination {
             && !(self.fused_loss && self.vocab.over_pipeline())
             && (self.dp * self.cp.0 > 1
                 || self.zero.0 == 0 && self.reduction == DpReduction::Bucketed);
-        let heads = models[self.case].attention.heads;
+        let model = &models[self.case];
+        let heads = model.attention.heads;
         named_once
+            && self.places_experts(model)
             && self.tp * self.pp * self.dp * self.cp.0 <= 16
             && heads.is_multiple_of((self.tp * self.cp.2) as u64)
             && schedules.of(self.counts()).is_some_and(|schedule| {
                 let ends = if self.vocab == Vocab::Tensor { 2 } else { 0 };
                 schedule.stages() <= LAYERS + ends
             })
+    }
+
+    /// Whether experts can lie so, if there are any.
+    fn places_experts(&self, model: &ModelSpec) -> bool {
+        let ExpertSplit { ep, etp } = self.experts;
+        let ranks = (self.tp * self.dp * self.cp.0) as u64;
+        match model.moe {
+            None => ep * etp == 1,
+            Some(_) => {
+                let different = self.tp == 1 || self.sequence_parallel;
+                different && (self.tp as u64).is_multiple_of(etp) && ranks.is_multiple_of(ep * etp)
+            }
+        }
     }
 
     /// Layers of each stage; with `tensor` none at the ends.
@@ -192,7 +216,7 @@ impl Combination {
                 pp: self.pp as u64,
                 order: RankOrder::DpInner,
             },
-            experts: None,
+            experts: model.moe.as_ref().map(|_| self.experts),
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,

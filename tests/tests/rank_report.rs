@@ -324,9 +324,9 @@ fn local_shapes_are_those_of_the_program() {
         for rank in &run.ranks {
             let mut planned = Vec::new();
             for index in run.program.stages_of(run.pp_rank(rank)) {
-                let layers = run.program.stages[index].recompute.len();
+                let layers = run.program.stages[index].layers();
                 let [before, behind] = shapes::ends(&run.program, index);
-                let layers = (0..layers).flat_map(|_| shapes::layer(model, tp));
+                let layers = layers.flat_map(|layer| shapes::layer(&run.program, layer));
                 planned.extend(before.into_iter().chain(layers).chain(behind).map(of_plan));
             }
             if run.program.vocab.is_some() {

@@ -2,7 +2,7 @@
 //! empty.
 
 use super::row::{Reason, Row, required};
-use models::model::{self, ModelSpec, Moe, Positions, Router};
+use models::model::{self, ExpertChoice, ExpertTensors, ModelSpec, Moe, Positions, Router};
 
 /// Part of a model's name (in any case), and the shipped model whose card applies; the first match
 /// counts.
@@ -80,6 +80,8 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         every: 1,
         capacity_factor: None,
         router: Router::Softmax,
+        choice: ExpertChoice::default(),
+        tensors: ExpertTensors::default(),
         aux_loss: 0.0,
         biased: false,
     });
