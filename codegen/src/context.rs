@@ -6,7 +6,7 @@ use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
-use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Router, Window};
+use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{StageLayout, write_passes};
@@ -80,7 +80,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
             StageLayout::V => "V",
             StageLayout::Bidirectional => "Bidirectional",
         },
-        "layer": printer.layer(),
+        "layer": printer.layer(printer.blocks()[0]),
         "modules": modules(printer),
         "choose": printer.choose(),
         "last_table": last_takes_table(printer),
@@ -114,6 +114,9 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
 fn modules(printer: &Printer<'_>) -> Vec<&'static str> {
     let mut modules: Vec<&str> = printer.kinds().into_iter().map(Kind::module).collect();
     modules.extend(["layer", "passes", "plan"]);
+    if printer.blocks().len() > 1 {
+        modules.extend(["dense_layer", "expert_layer"]);
+    }
     if !printer.has_loss() {
         modules.push("vocabulary");
     }
@@ -140,8 +143,19 @@ fn moe(program: &Program) -> Value {
             }
         },
         "renormalised": renormalised,
+        "has_experts": has_experts(moe),
         "scale": float(scale),
     })
+}
+
+/// Whether layer `number` has experts, in Rust.
+fn has_experts(moe: &Moe) -> String {
+    let (first, every) = (moe.first_dense, moe.every);
+    match (first, every) {
+        (_, 1) => format!("number >= {first}"),
+        (0, _) => format!("number % {every} == {}", every - 1),
+        _ => format!("number >= {first} && (number - {first}) % {every} == {}", every - 1),
+    }
 }
 
 /// How context-parallel ranks divide a sequence, in Rust.

@@ -12,13 +12,12 @@ pub mod escape;
 pub mod lower;
 mod print;
 
-use crate::lower::lower;
+use crate::lower::{Block, lower};
 use crate::print::{Kind, Printer};
 use models::check::{Violation, check};
 use models::decisions::Dtype;
 use models::plan::Plan;
 use models::program::{Program, ProgramError};
-use models::shapes;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use tera::{Context, Kwargs, State, Tera};
@@ -37,6 +36,8 @@ const TEMPLATES: [(&str, &str); 9] = [
     ("launch/mpi.sh", include_str!("../templates/mpi.sh.tera")),
 ];
 
+/// The template of layers of both kinds.
+const LAYERS: &str = include_str!("../templates/layers.rs.tera");
 /// The template of a stage's file.
 const STAGE: &str = include_str!("../templates/stage.rs.tera");
 /// The template of a vocabulary that is split over the pipeline.
@@ -97,11 +98,7 @@ pub fn render(
 ) -> Result<BTreeMap<&'static str, String>, tera::Error> {
     let hash = format!("{:x}", Sha256::digest(text.as_bytes()));
     let lowered = lower(program);
-    let printer = Printer {
-        lowered: &lowered,
-        element_bytes: element_bytes(plan.decisions.dtype),
-        layer_elements: shapes::elements(&shapes::layer(program, 0)),
-    };
+    let printer = Printer { lowered: &lowered, element_bytes: element_bytes(plan.decisions.dtype) };
     let mut context = Context::from_serialize(&context::context(plan, &printer, &hash, runtime))?;
     let mut files = BTreeMap::from([
         ("plan.yaml", text.to_owned()),
@@ -111,9 +108,17 @@ pub fn render(
     let mut tera = Tera::default();
     escaping(&mut tera);
     tera.add_raw_templates(TEMPLATES)?;
-    tera.add_raw_templates([("stage", STAGE), ("vocabulary", VOCABULARY)])?;
+    tera.add_raw_templates([("layers", LAYERS), ("stage", STAGE), ("vocabulary", VOCABULARY)])?;
     for (path, _) in TEMPLATES {
         files.insert(path, finished(path, &tera.render(path, &context)?));
+    }
+    if printer.blocks().len() > 1 {
+        let path = "src/layer.rs";
+        files.insert(path, finished(path, &tera.render("layers", &context)?));
+        for block in printer.blocks() {
+            context.insert("layer", &printer.layer(block));
+            files.insert(block_path(block), finished(path, &tera.render(path, &context)?));
+        }
     }
     for kind in printer.kinds() {
         context.insert("stage", &printer.stage(kind));
@@ -134,6 +139,13 @@ pub fn render(
 /// Rust files get their imports.
 fn finished(path: &str, text: &str) -> String {
     if path.ends_with(".rs") { print::with_imports(text) } else { text.to_owned() }
+}
+
+fn block_path(block: Block) -> &'static str {
+    match block {
+        Block::Dense => "src/dense_layer.rs",
+        Block::Experts => "src/expert_layer.rs",
+    }
 }
 
 fn path_of(kind: Kind) -> &'static str {

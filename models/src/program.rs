@@ -226,7 +226,6 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
         refuse_mixtures(moe, &mut refused);
     }
     refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
-    refused.unless(!attention.qk_norm, "model.qk_norm", "true", "false");
     refused.unless(!attention.sinks, "model.sinks", "true", "false");
     let unknown = &model.numerics.unknown;
     refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
@@ -262,9 +261,6 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
 
 /// What mixtures of experts do that layers of the runtime do not.
 fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
-    let one_kind = moe.first_dense == 0 && moe.every == 1;
-    let dense = "dense layers among those with experts";
-    refused.unless(one_kind, "model.moe", dense, "experts in every layer");
     refused.unless(moe.shared_ffn == 0, "model.moe", "shared experts", "routed experts alone");
     let sigmoid = moe.router == Router::SigmoidBias;
     refused.unless(!sigmoid, "model.moe", "a selection bias", "a softmax router");

@@ -37,6 +37,9 @@ pub fn layer(program: &Program, index: usize) -> Vec<Held> {
     if model.attention.out_bias {
         tensors.push(held("out bias", &[h]));
     }
+    if model.attention.qk_norm {
+        tensors.extend(["q norm", "k norm"].map(|name| held(name, &[heads.qk_dim])));
+    }
     tensors.extend(match (&model.moe, model.layer_kind(index).moe) {
         (Some(moe), true) => experts(program, moe),
         _ => dense(model, model.mlp.ffn / tp),

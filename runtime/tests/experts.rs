@@ -7,7 +7,7 @@ use models::decisions::Offload;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 
-const CASES: [&str; 1] = ["mixtral"];
+const CASES: [&str; 2] = ["mixtral", "qwen3_moe"];
 
 #[test]
 fn pytorchs_twenty_steps() {

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-const CASES: [&str; 6] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "mixtral"];
+const CASES: [&str; 6] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe"];
 const TP: [usize; 3] = [1, 2, 4];
 const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];
@@ -74,11 +74,8 @@ const CP: [(usize, CpStyle, usize); 5] = [
     (4, CpStyle::Hybrid, 2),
 ];
 /// Ranks that have different experts, and tensor-parallel ranks of an expert.
-const EXPERTS: [ExpertSplit; 3] = [
-    ExpertSplit { ep: 1, etp: 1 },
-    ExpertSplit { ep: 4, etp: 1 },
-    ExpertSplit { ep: 2, etp: 2 },
-];
+const EXPERTS: [ExpertSplit; 3] =
+    [ExpertSplit { ep: 1, etp: 1 }, ExpertSplit { ep: 4, etp: 1 }, ExpertSplit { ep: 2, etp: 2 }];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),

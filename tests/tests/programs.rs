@@ -17,7 +17,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, number of GPUs, and pinned settings.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 7] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 8] = [
     (
         "llama_gqa_tp2_pp2_dp2",
         "llama_gqa",
@@ -102,6 +102,22 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 7] = [
         "llama_gqa",
         4,
         &["tp=1", "pp=1", "cp=2", "cp_style=zigzag", "zero_stage=3", "dp_shard=4", "micro_batch=2"],
+    ),
+    (
+        "qwen3_moe_tp2_ep4",
+        "qwen3_moe",
+        4,
+        &[
+            "tp=2",
+            "pp=1",
+            "cp=1",
+            "sequence_parallel=true",
+            "ep=4",
+            "etp=1",
+            "moe_overlap=none",
+            "zero_stage=0",
+            "micro_batch=2",
+        ],
     ),
 ];
 

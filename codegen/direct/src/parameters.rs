@@ -109,6 +109,12 @@ impl Declared<'_> {
             FieldKind::Experts { tensor, outputs, inputs } => {
                 Field::Experts(self.experts(tensor, [*outputs, *inputs], inventory))
             }
+            FieldKind::HeadNorm { tensor } => {
+                let kind = ops::NormKind::Rms { eps: sizes.norm.eps, unit_offset: false };
+                let (name, columns) = (self.name(tensor), sizes.head_dim as usize);
+                let split = sizes.tp > 1;
+                Field::Norm(ops::Norm::declare(&name, columns, kind, split, inventory))
+            }
             FieldKind::Attention => Field::Attention(self.attention(model)),
             FieldKind::Tokens => {
                 let table = table(self.lowered, self.lowered.names.embedding(), false);

@@ -38,6 +38,8 @@ struct Attention {
     q: FieldIndex,
     k: FieldIndex,
     v: FieldIndex,
+    /// Norms of the heads of queries and of keys.
+    norms: Option<[FieldIndex; 2]>,
     core: FieldIndex,
     out: FieldIndex,
 }
@@ -157,9 +159,12 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
         b.field(name, FieldKind::Column { matrix, block, outputs: widths[n] })
     };
     let (q, k, v) = (block("q", 0, q), block("k", 1, k), block("v", 2, v));
+    let [q_norm, k_norm] = names.head_norms().map(|tensor| FieldKind::HeadNorm { tensor });
+    let norms = model.attention.qk_norm.then(|| [("q_norm", q_norm), ("k_norm", k_norm)]);
+    let norms = norms.map(|both| both.map(|(name, kind)| b.field(name, kind)));
     let of = Matrix { adds_to_stream: true, ..matrix(out, names, false) };
     let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
-    Attention { q, k, v, core: b.field("attention", FieldKind::Attention), out }
+    Attention { q, k, v, norms, core: b.field("attention", FieldKind::Attention), out }
 }
 
 fn mlp_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Mlp {
@@ -291,12 +296,29 @@ struct LaterWeights {
     dy: Value,
 }
 
+/// The norm of each head, and statistics.
+fn head_norm(
+    b: &mut Builder<'_>,
+    name: &str,
+    field: FieldIndex,
+    x: Value,
+    width: Width,
+) -> (Value, Value) {
+    let of = b.sizes.split(width);
+    let (to, statistics) =
+        (b.value(name, of), b.value(format!("{name}_s"), Type::HeadStatistics(width)));
+    b.push(Op::NormOf { field, x, to, statistics: Some(statistics) });
+    (to, statistics)
+}
+
 /// What attention's backward pass reads.
 struct Core {
     /// Queries, keys, values, output, log-sum-exp.
     saved: [Value; 5],
     /// The output, of this rank's tokens.
     a: Value,
+    /// Queries and keys before their norms, and statistics of their heads.
+    normed: Option<[(Value, Value); 2]>,
 }
 
 impl Attention {
@@ -325,16 +347,32 @@ impl Attention {
         let sizes = b.sizes;
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
         let field = self.core;
-        let project = |b: &mut Builder<'_>, name: &str, matrix, of, rotary: bool| {
-            let y = b.op(name, of, |to| Op::Linear { field: matrix, x, to });
-            if !rotary {
-                return y;
-            }
-            b.op(name, of, |to| Op::Rotate { field, x: y, to })
+        let project = |b: &mut Builder<'_>, name: &str, matrix, of| {
+            b.op(name, of, |to| Op::Linear { field: matrix, x, to })
         };
-        let q = project(b, "q", self.q, query, sizes.rotary);
-        let k = project(b, "k", self.k, key_value, sizes.rotary);
-        let v = project(b, "v", self.v, key_value, false);
+        let rotate = |b: &mut Builder<'_>, name: &str, x, of| match sizes.rotary {
+            true => b.op(name, of, |to| Op::Rotate { field, x, to }),
+            false => x,
+        };
+        let mut normed = None;
+        let (q, k) = match self.norms {
+            None => {
+                let q = project(b, "q", self.q, query);
+                let q = rotate(b, "q", q, query);
+                (q, project(b, "k", self.k, key_value))
+            }
+            Some([q_norm, k_norm]) => {
+                let q_whole = project(b, "q_whole", self.q, query);
+                let (q, q_of) = head_norm(b, "q", q_norm, q_whole, Width::Query);
+                let q = rotate(b, "q", q, query);
+                let k_whole = project(b, "k_whole", self.k, key_value);
+                let (k, k_of) = head_norm(b, "k", k_norm, k_whole, Width::KeyValue);
+                normed = Some([(q_whole, q_of), (k_whole, k_of)]);
+                (q, k)
+            }
+        };
+        let k = rotate(b, "k", k, key_value);
+        let v = project(b, "v", self.v, key_value);
         let q = self.to_heads(b, "q", q, Width::Query);
         let k = self.to_heads(b, "k", k, Width::KeyValue);
         let v = self.to_heads(b, "v", v, Width::KeyValue);
@@ -343,13 +381,13 @@ impl Attention {
         b.push(Op::Attention { field, q, k, v, to: behind, lse });
         let a = self.to_tokens(b, "a_tokens", behind, Width::Query);
         let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
-        (part, Core { saved: [q, k, v, behind, lse], a })
+        (part, Core { saved: [q, k, v, behind, lse], a, normed })
     }
 
     fn backward(&self, b: &mut Builder<'_>, core: &Core, dy: Value) -> (Value, Vec<LaterWeights>) {
         let sizes = b.sizes;
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
-        let (field, Core { saved, a }) = (self.core, core);
+        let (field, Core { saved, a, normed }) = (self.core, core);
         let da = b.op("da", query, |to| Op::BackwardInput { field: self.out, dy, to });
         let da = self.to_heads(b, "da", da, Width::Query);
         let widths = [("dq", Width::Query), ("dk", Width::KeyValue), ("dv", Width::KeyValue)];
@@ -362,6 +400,15 @@ impl Attention {
             for (n, (name, of)) in [("dq", query), ("dk", key_value)].into_iter().enumerate() {
                 let x = to[n];
                 to[n] = b.op(name, of, |to| Op::RotateBack { field, x, to });
+            }
+        }
+        if let (Some(norms), Some(normed)) = (self.norms, normed) {
+            let each = norms.into_iter().zip(normed).zip([("dq", query), ("dk", key_value)]);
+            for (n, ((field, &(x, statistics)), (name, of))) in each.enumerate() {
+                let dy = to[n];
+                b.push(Op::NormWeights { field, x, statistics, dy });
+                let sum = None;
+                to[n] = b.op(name, of, |to| Op::NormBackward { field, x, statistics, dy, sum, to });
             }
         }
         let [dq, dk, dv] = to;

@@ -116,6 +116,8 @@ pub enum Type {
     Stream,
     /// What a norm's backward pass needs of each row.
     Statistics,
+    /// The same of each head of queries or keys.
+    HeadStatistics(Width),
     /// The log-sum-exp of each row of attention's scores.
     LogSumExp,
     /// One number for each token.
@@ -177,6 +179,11 @@ pub enum FieldKind {
     /// The bias of a row-parallel matrix.
     RowBias {
         /// The matrix's name.
+        tensor: &'static str,
+    },
+    /// A norm of each head of queries or keys.
+    HeadNorm {
+        /// Its name, without `.weight`.
         tensor: &'static str,
     },
     /// The core of attention, which has no parameters.

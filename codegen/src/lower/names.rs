@@ -92,6 +92,11 @@ impl TensorNames {
         }
     }
 
+    /// Norms of the heads of queries and of keys (Qwen 3).
+    pub fn head_norms(self) -> [&'static str; 2] {
+        ["self_attn.q_norm", "self_attn.k_norm"]
+    }
+
     /// The router of a mixture of experts.
     pub fn router(experts: ExpertTensors) -> &'static str {
         match experts {

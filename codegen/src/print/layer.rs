@@ -3,9 +3,10 @@
 use super::Printer;
 use super::statement::{Statements, field_type};
 use super::text::{filled, indented, listed, size};
-use crate::lower::{Field, FieldKind, Matrix, Segment, Step, TensorNames, Value, Width};
+use crate::lower::{Block, Field, FieldKind, Matrix, Segment, Step, TensorNames, Value, Width};
 use models::model::NormKind;
 use models::program::Recompute;
+use models::shapes;
 use serde_json::{Value as Json, json};
 
 /// Indent of a function's body.
@@ -14,14 +15,16 @@ const BODY: usize = 8;
 const FIELDS: usize = 12;
 
 /// The values of `layer.rs.tera`.
-pub fn layer(printer: &Printer<'_>) -> Json {
-    // A program with several kinds of layer is refused so far.
-    let (lowered, segment) = (printer.lowered, printer.lowered.layer(0));
+pub fn layer(printer: &Printer<'_>, block: Block) -> Json {
+    let (lowered, index) = (printer.lowered, printer.first_of(block));
+    let (segment, is_only) = (lowered.layer(index), lowered.layers.len() == 1);
     let print = Statements::new(lowered, segment, printer.element_bytes);
     let ways: Vec<Recompute> = segment.restores.keys().copied().collect();
     let restores = ways != [Recompute::None];
     json!({
-        "elements": printer.layer_elements,
+        "elements": shapes::elements(&shapes::layer(&lowered.program, index)),
+        "is_only": is_only,
+        "defines_recompute": is_only || block == Block::Dense,
         "fields": fields(printer, segment),
         "ways": ways.len(),
         "kept": ways.iter().map(|&way| kept(&print, segment, way)).collect::<Vec<_>>(),
@@ -198,6 +201,11 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
         }
         FieldKind::RowBias { tensor } => {
             one(format!("RowBias::declare(&name(\"{tensor}\"), inventory)"))
+        }
+        FieldKind::HeadNorm { tensor } => {
+            let items = [format!("&name(\"{tensor}\")"), "NORM_EPS".to_owned()];
+            let items: Vec<String> = items.into_iter().chain(["inventory".to_owned()]).collect();
+            listed(FIELDS, &format!("{name}: HeadNorm::declare("), &items, "),")
         }
         FieldKind::Attention if sizes.ulysses > 1 => {
             one("Attention::behind(Self::attention(number), ULYSSES)".to_owned())

@@ -7,7 +7,7 @@ mod text;
 
 pub use stage::Kind;
 
-use crate::lower::Lowered;
+use crate::lower::{Block, Lowered};
 use serde_json::{Value as Json, json};
 use text::used;
 
@@ -17,8 +17,6 @@ pub struct Printer<'a> {
     pub lowered: &'a Lowered,
     /// Bytes of an element of activations.
     pub element_bytes: u64,
-    /// Elements of a layer's parameters on one rank.
-    pub layer_elements: u64,
 }
 
 impl Printer<'_> {
@@ -35,9 +33,20 @@ impl Printer<'_> {
         kinds
     }
 
-    /// The values of `layer.rs.tera`.
-    pub fn layer(&self) -> Json {
-        layer::layer(self)
+    /// The kinds of layer that occur.
+    pub fn blocks(&self) -> Vec<Block> {
+        self.lowered.layers.iter().map(|(block, _)| *block).collect()
+    }
+
+    /// The first layer of a kind that occurs.
+    fn first_of(&self, block: Block) -> usize {
+        let model = &self.lowered.program.model;
+        (0..model.layers).find(|&index| Block::of(model, index) == block).unwrap_or(0)
+    }
+
+    /// The values of `layer.rs.tera` for a kind of layer.
+    pub fn layer(&self, block: Block) -> Json {
+        layer::layer(self, block)
     }
 
     /// The values of `stage.rs.tera` for each kind of stage.
@@ -97,7 +106,7 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 40] = [
+const PLAN: [&str; 41] = [
     "ACTIVATION",
     "DEVIATION",
     "EXPERTS",
@@ -138,6 +147,7 @@ const PLAN: [&str; 40] = [
     "VOCAB_ROWS",
     "tp",
     "MICRO_BATCHES",
+    "has_experts",
 ];
 
 /// Marks where a template wants the names of `plan.rs` that it uses.

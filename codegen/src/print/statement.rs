@@ -435,6 +435,9 @@ impl<'a> Statements<'a> {
                 let layer_norm = sizes.norm.kind == models::model::NormKind::LayerNorm;
                 sizes.rows * wide * if layer_norm { 2 } else { 1 }
             }
+            Type::HeadStatistics(width) => {
+                sizes.tokens * sizes.columns(width) / sizes.head_dim * wide
+            }
             Type::LogSumExp => sizes.tokens * sizes.heads[1] * wide,
             Type::TokenNumbers => sizes.tokens * wide,
             Type::Copies(width) => sizes.copies() * sizes.columns(width) * self.element_bytes,
@@ -500,7 +503,7 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
         Type::Received(_) => "Received<D, HIDDEN>",
         Type::CopyNumbers => "CopyNumbers<D>",
         Type::Stream => "Residual<D>",
-        Type::Statistics => "Statistics<D>",
+        Type::Statistics | Type::HeadStatistics(_) => "Statistics<D>",
         Type::LogSumExp => "LogSumExp<D>",
         Type::TokenNumbers => "Numbers<D, Whole, TOKENS>",
     }
@@ -558,6 +561,10 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             (name, note("columns", *inputs))
         }
         FieldKind::RowBias { .. } => (format!("RowBias<{stream}, HIDDEN>"), String::new()),
+        FieldKind::HeadNorm { .. } => {
+            let placement = if tp { "Columns<Tp>" } else { "Whole" };
+            (format!("HeadNorm<{placement}, HEAD_DIM>"), String::new())
+        }
         FieldKind::Attention => {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             let [all, own] = sizes.heads;
