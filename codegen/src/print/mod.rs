@@ -279,7 +279,7 @@ fn import(from: &str, names: &[&str]) -> String {
     let mut lines = vec![String::new()];
     for name in names {
         let last = lines.last_mut().expect("there is a line");
-        if 4 + last.len() + name.len() + 2 > 100 {
+        if 4 + last.len() + name.len() + 2 >= 100 {
             lines.push(String::new());
         }
         let last = lines.last_mut().expect("there is a line");
