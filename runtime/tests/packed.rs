@@ -35,7 +35,7 @@ impl Samples for Stream {
         for end in [first, first + 1, LENGTH - 1 - 3 * (index as usize % 4)] {
             tokens[end] = END;
         }
-        if index % 4 == 0 {
+        if index.is_multiple_of(4) {
             tokens[first + 9] = END;
         }
         Ok(Sample::of_tokens(tokens))

@@ -160,7 +160,7 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
     };
     let (q, k, v) = (block("q", 0, q), block("k", 1, k), block("v", 2, v));
     let [q_norm, k_norm] = names.head_norms().map(|tensor| FieldKind::HeadNorm { tensor });
-    let norms = model.attention.qk_norm.then(|| [("q_norm", q_norm), ("k_norm", k_norm)]);
+    let norms = model.attention.qk_norm.then_some([("q_norm", q_norm), ("k_norm", k_norm)]);
     let norms = norms.map(|both| both.map(|(name, kind)| b.field(name, kind)));
     let of = Matrix { adds_to_stream: true, ..matrix(out, names, false) };
     let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });

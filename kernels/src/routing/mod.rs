@@ -69,16 +69,16 @@ pub fn forward<T: Real>(
     routing: &Routing,
     logits: &[T],
     bias: Option<&[T]>,
-    to: Chosen<'_, T>,
+    Chosen { scores, chosen, weights }: Chosen<'_, T>,
 ) {
     let (experts, top_k) = (routing.experts, routing.top_k);
-    crate::check::length("scores", to.scores.len(), logits.len());
+    crate::check::length("scores", scores.len(), logits.len());
     let tokens = logits.len() / experts;
     crate::check::length("logits", logits.len(), tokens * experts);
-    crate::check::length("chosen", to.chosen.len(), tokens * top_k);
-    crate::check::length("weights", to.weights.len(), tokens * top_k);
-    let rows = logits.chunks_exact(experts).zip(to.scores.chunks_exact_mut(experts));
-    let rows = rows.zip(to.chosen.chunks_exact_mut(top_k)).zip(to.weights.chunks_exact_mut(top_k));
+    crate::check::length("chosen", chosen.len(), tokens * top_k);
+    crate::check::length("weights", weights.len(), tokens * top_k);
+    let rows = logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts));
+    let rows = rows.zip(chosen.chunks_exact_mut(top_k)).zip(weights.chunks_exact_mut(top_k));
     cpu.each(rows, |(((logits, scores), chosen), weights)| {
         let of_token = routing.scores(logits);
         routing.choose(&of_token, bias, chosen);

@@ -93,8 +93,9 @@ impl Attention {
         let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
         let mut out = ctx.buffer(q.len());
         let mut lse = ctx.wide(q.len() / self.head_dim);
-        let all = [0..ctx.batch.seq_len];
-        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], &all, &all) {
+        let whole = 0..ctx.batch.seq_len;
+        let all = std::slice::from_ref(&whole);
+        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], all, all) {
             let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
             let [k, v] = [k, v].map(|x| x.part(scaled(&keys, kv_width)));
             let (to, statistics) = (out.part_mut(at.clone()), lse.part_mut(lse_at));
@@ -114,9 +115,10 @@ impl Attention {
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| ctx.buffer(x.len()));
         let [heads, kv_heads] = self.heads_behind(ctx.cp.parallel.ulysses);
         let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
-        let all = [0..ctx.batch.seq_len];
+        let whole = 0..ctx.batch.seq_len;
+        let all = std::slice::from_ref(&whole);
         // Each key is in one tile, so its gradients need no sum.
-        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], &all, &all) {
+        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], all, all) {
             let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
             let kv_at = scaled(&keys, kv_width);
             let [k, v] = [k, v].map(|x| x.part(kv_at.clone()));

@@ -421,7 +421,7 @@ impl ExpertLinear {
         let ways = inventory.member(Division::Expert).of;
         let placement = Placement::Rows(vec![RowBlock { rows: outputs, ways }]);
         let local = [outputs / ways, inputs];
-        Self::declare(all, matrix, [outputs, inputs], placement, local, inventory)
+        Self::declare(all, matrix, [outputs, inputs], &placement, local, inventory)
     }
 
     /// The same; columns of inputs are split.
@@ -433,14 +433,14 @@ impl ExpertLinear {
     ) -> Self {
         let ways = inventory.member(Division::Expert).of;
         let local = [outputs, inputs / ways];
-        Self::declare(all, matrix, [outputs, inputs], Placement::Columns, local, inventory)
+        Self::declare(all, matrix, [outputs, inputs], &Placement::Columns, local, inventory)
     }
 
     fn declare(
         all: usize,
         matrix: impl Fn(usize) -> Matrix,
         shape: [usize; 2],
-        placement: Placement,
+        placement: &Placement,
         [outputs, inputs]: [usize; 2],
         inventory: &mut Inventory,
     ) -> Self {

@@ -281,7 +281,18 @@ impl<D: Device> Executor<'_, D> {
 
     /// Seconds so far in calls that passes make.
     fn waited_s(&self) -> f64 {
-        self.pp.stats().waited_s(&["tp", "cp_ring", "cp_ulysses", "pp", "dp", "dp_shard"])
+        self.pp.stats().waited_s(&[
+            "tp",
+            "cp_ring",
+            "cp_ulysses",
+            "ep",
+            "etp",
+            "pp",
+            "dp",
+            "dp_shard",
+            "edp",
+            "edp_shard",
+        ])
     }
 
     /// Pipeline ranks, for memory of the device.
