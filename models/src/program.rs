@@ -253,8 +253,9 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
     let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
     refuse_splits(model, d, &mut refused);
-    if let Some(moe) = &model.moe {
-        refuse_expert_splits(moe, d, &mut refused);
+    match &model.moe {
+        Some(moe) => refuse_expert_splits(moe, d, &mut refused),
+        None => refused.unless(d.ep == 1, "ep", d.ep, "1 for a dense model"),
     }
     refused.0
 }

@@ -353,8 +353,11 @@ fn a_run_says_how_it_goes_beside_its_plan() {
         said.lines().skip_while(|line| !line.starts_with("5 steps, ")).collect();
     assert_eq!(summary.len(), 6, "{said}");
     let row = |n: usize| summary[n].split_whitespace().collect::<Vec<_>>();
-    assert_eq!(row(1)[2..], ["compute", "tp", "cp", "pp", "dp", "optimizer", "other", "total"]);
-    let planned = "planned 1.00 s 100 ms 0.00 ms 50.0 ms 40.0 ms 50.0 ms 10.0 ms 1.25 s";
+    assert_eq!(
+        row(1)[2..],
+        ["compute", "tp", "cp", "ep", "pp", "dp", "optimizer", "other", "total"]
+    );
+    let planned = "planned 1.00 s 100 ms 0.00 ms 0.00 ms 50.0 ms 40.0 ms 50.0 ms 10.0 ms 1.25 s";
     assert_eq!(row(3).join(" "), planned);
     assert_eq!((row(2)[0], row(2).len()), ("measured", row(3).len()), "{said}");
     assert!(summary[1..4].iter().all(|line| line.len() == summary[1].len()), "{said}");

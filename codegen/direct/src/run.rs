@@ -421,27 +421,27 @@ impl<'a, D: Device> Run<'a, D> {
                 let sums = self.route(route).summed(ctx, self.get(x));
                 self.set(to, sums);
             }
-            Op::Send { route, x, to } => {
+            Op::Dispatch { route, x, to } => {
                 let copies = self.own(step, x);
-                let received = self.route(route).send(ctx, copies)?;
+                let received = self.route(route).dispatch(ctx, copies)?;
                 self.set_received(to, received);
             }
-            Op::Collect { route, x, to } => {
+            Op::Combine { route, x, to } => {
                 let made = self.taken(step, x);
-                let copies = self.route(route).collect(ctx, made)?;
+                let copies = self.route(route).combine(ctx, made)?;
                 self.set(to, copies);
             }
             Op::ExpertLinear { field, x, to } => {
                 let y = self.experts(field).forward(ctx, self.received(x));
                 self.set_received(to, y);
             }
-            Op::Combine { route, x, to } => {
-                let sums = self.route(route).combined(ctx, self.get(x));
+            Op::WeightedSum { route, x, to } => {
+                let sums = self.route(route).weighted_sum(ctx, self.get(x));
                 self.set(to, sums);
             }
-            Op::CombineBackward { route, x, dy, to, weights } => {
+            Op::WeightedSumBackward { route, x, dy, to, weights } => {
                 let (copies, dy) = (self.get(x), self.get(dy));
-                let (dcopies, dweights) = self.route(route).combined_backward(ctx, copies, dy);
+                let (dcopies, dweights) = self.route(route).weighted_sum_backward(ctx, copies, dy);
                 self.set(to, dcopies);
                 self.slots[weights] = Some(Slot::Wide(dweights));
             }

@@ -50,7 +50,7 @@ impl Moe {
         let field = self.router;
         let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, to });
         let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });
-        let received = b.op("received", RECEIVED, |to| Op::Send { route, x: copies, to });
+        let received = b.op("received", RECEIVED, |to| Op::Dispatch { route, x: copies, to });
         let x = received;
         let gate =
             self.gate.map(|field| b.op("gate", INNER, |to| Op::ExpertLinear { field, x, to }));
@@ -61,9 +61,9 @@ impl Moe {
         };
         let field = self.down;
         let made = b.op("made", RECEIVED, |to| Op::ExpertLinear { field, x: product, to });
-        let results = b.op("results", COPIES, |to| Op::Collect { route, x: made, to });
+        let results = b.op("results", COPIES, |to| Op::Combine { route, x: made, to });
         let of = b.sizes.stream();
-        let sum = b.op("sum_2", of, |to| Op::Combine { route, x: results, to });
+        let sum = b.op("sum_2", of, |to| Op::WeightedSum { route, x: results, to });
         (sum, Routed { h, route, received, gate, up, product, results })
     }
 
@@ -71,13 +71,13 @@ impl Moe {
     pub(super) fn backward(&self, b: &mut Builder<'_>, routed: &Routed, dy: Value) -> Value {
         let &Routed { h, route, received, gate, up, product, results } = routed;
         let [to, weights] = [b.value("dresults", COPIES), b.value("dweights", Type::CopyNumbers)];
-        b.push(Op::CombineBackward { route, x: results, dy, to, weights });
-        let dmade = b.op("dmade", RECEIVED, |made| Op::Send { route, x: to, to: made });
+        b.push(Op::WeightedSumBackward { route, x: results, dy, to, weights });
+        let dmade = b.op("dmade", RECEIVED, |made| Op::Dispatch { route, x: to, to: made });
         let field = self.down;
         let dinner = b.op("dinner", INNER, |to| Op::ExpertBackward { field, dy: dmade, to });
         b.push(Op::ExpertWeights { field, x: product, dy: dmade });
         let dx = self.backward_inner(b, [received, up], gate, dinner);
-        let dcopies = b.op("dcopies", COPIES, |to| Op::Collect { route, x: dx, to });
+        let dcopies = b.op("dcopies", COPIES, |to| Op::Combine { route, x: dx, to });
         let stream = b.sizes.stream();
         let dh = b.op("dh_2", stream, |to| Op::SumCopies { route, x: dcopies, to });
         let (of, field) = (b.sizes.logits_of_experts(), self.router);

@@ -145,13 +145,13 @@ pub enum Op {
         to: Value,
     },
     /// Brings copies to the ranks of their experts.
-    Send {
+    Dispatch {
         route: Value,
         x: Value,
         to: Value,
     },
     /// Brings what experts made of copies back.
-    Collect {
+    Combine {
         route: Value,
         x: Value,
         to: Value,
@@ -163,13 +163,13 @@ pub enum Op {
         to: Value,
     },
     /// The sum of each row's copies by their weights.
-    Combine {
+    WeightedSum {
         route: Value,
         x: Value,
         to: Value,
     },
     /// Gradients of the copies `x`, and of their weights.
-    CombineBackward {
+    WeightedSumBackward {
         route: Value,
         x: Value,
         dy: Value,
@@ -377,7 +377,7 @@ impl Op {
             Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
             Self::AttentionBackward { to, .. } => to.to_vec(),
             Self::GateBackward { to, .. } => to.to_vec(),
-            Self::CombineBackward { to, weights, .. } => vec![to, weights],
+            Self::WeightedSumBackward { to, weights, .. } => vec![to, weights],
             Self::AllGather { to, .. }
             | Self::ReduceScatter { to, .. }
             | Self::AllReduce { to, .. }
@@ -390,10 +390,10 @@ impl Op {
             | Self::Route { to, .. }
             | Self::Copies { to, .. }
             | Self::SumCopies { to, .. }
-            | Self::Send { to, .. }
-            | Self::Collect { to, .. }
-            | Self::ExpertLinear { to, .. }
+            | Self::Dispatch { to, .. }
             | Self::Combine { to, .. }
+            | Self::ExpertLinear { to, .. }
+            | Self::WeightedSum { to, .. }
             | Self::ExpertBackward { to, .. }
             | Self::AddExpertBackward { to, .. }
             | Self::RouteBackward { to, .. }
@@ -455,10 +455,10 @@ impl Op {
             | Self::AddPositions { x, .. } => vec![x],
             Self::Copies { route, x, .. }
             | Self::SumCopies { route, x, .. }
-            | Self::Send { route, x, .. }
-            | Self::Collect { route, x, .. }
-            | Self::Combine { route, x, .. } => vec![route, x],
-            Self::CombineBackward { route, x, dy, .. } => vec![route, x, dy],
+            | Self::Dispatch { route, x, .. }
+            | Self::Combine { route, x, .. }
+            | Self::WeightedSum { route, x, .. } => vec![route, x],
+            Self::WeightedSumBackward { route, x, dy, .. } => vec![route, x, dy],
             Self::RouteBackward { route, weights, .. } => vec![route, weights],
             Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
             Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],

@@ -173,17 +173,17 @@ impl<'a> Statements<'a> {
             Op::SumCopies { route, x, to } => {
                 format!("let {} = {}.sum(ctx, &{});", self.typed(to), n(route), n(x))
             }
-            Op::Send { route, x, to } => {
-                format!("let {} = {}.send(ctx, {})?;", n(to), n(route), self.taken(step, x))
-            }
-            Op::Collect { route, x, to } => {
-                format!("let {} = {}.collect(ctx, {})?;", n(to), n(route), self.taken(step, x))
+            Op::Dispatch { route, x, to } => {
+                format!("let {} = {}.dispatch(ctx, {})?;", n(to), n(route), self.taken(step, x))
             }
             Op::Combine { route, x, to } => {
-                format!("let {} = {}.combine(ctx, &{});", self.typed(to), n(route), n(x))
+                format!("let {} = {}.combine(ctx, {})?;", n(to), n(route), self.taken(step, x))
             }
-            Op::CombineBackward { route, x, dy, to, weights } => format!(
-                "let ({}, {}) = {}.combine_backward(ctx, &{}, &{});",
+            Op::WeightedSum { route, x, to } => {
+                format!("let {} = {}.weighted_sum(ctx, &{});", self.typed(to), n(route), n(x))
+            }
+            Op::WeightedSumBackward { route, x, dy, to, weights } => format!(
+                "let ({}, {}) = {}.weighted_sum_backward(ctx, &{}, &{});",
                 n(to),
                 n(weights),
                 n(route),
@@ -371,11 +371,11 @@ impl<'a> Statements<'a> {
                 Some(format!("cp: all-to-all of {}", size(sent(x))))
             }
             Op::Route { .. } => self.among_experts("all-to-all of how many copies come"),
-            Op::Send { x, .. } => {
+            Op::Dispatch { x, .. } => {
                 let bytes = size(self.copies_bytes(x));
                 self.among_experts(&format!("all-to-all of {bytes}"))
             }
-            Op::Collect { to, .. } => {
+            Op::Combine { to, .. } => {
                 let bytes = size(self.copies_bytes(to));
                 self.among_experts(&format!("all-to-all of {bytes}"))
             }

@@ -1,7 +1,7 @@
 //! A mixture of experts: the router, what goes to the experts and back, and their matrices.
 //!
 //! [`Copies`] lie where their rows do, [`Received`] rows where their experts do. Only
-//! [`Route::send`] makes one of the other, and only [`Route::collect`] brings them back.
+//! [`Route::dispatch`] makes one of the other, and only [`Route::combine`] brings them back.
 
 use super::placement::StreamPlacement;
 use super::tensor::Tensor;
@@ -135,43 +135,43 @@ impl<D: Device> Route<D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn send<const C: usize>(
+    pub fn dispatch<const C: usize>(
         &self,
         ctx: &Context<'_, D>,
         copies: Copies<D, C>,
     ) -> Result<Received<D, C>, CommError> {
-        self.0.send(ctx, ctx.own(copies.0)).map(Received)
+        self.0.dispatch(ctx, ctx.own(copies.0)).map(Received)
     }
 
     /// Brings what experts made of copies back.
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn collect<const C: usize>(
+    pub fn combine<const C: usize>(
         &self,
         ctx: &Context<'_, D>,
         made: Received<D, C>,
     ) -> Result<Copies<D, C>, CommError> {
-        self.0.collect(ctx, made.0).map(|copies| Copies(Rc::new(copies)))
+        self.0.combine(ctx, made.0).map(|copies| Copies(Rc::new(copies)))
     }
 
     /// The sum of each row's copies by their weights.
-    pub fn combine<P: StreamPlacement, const R: usize, const C: usize>(
+    pub fn weighted_sum<P: StreamPlacement, const R: usize, const C: usize>(
         &self,
         ctx: &Context<'_, D>,
         copies: &Copies<D, C>,
     ) -> Tensor<D, P, R, C> {
-        Tensor::received(self.0.combined(ctx, &copies.0))
+        Tensor::received(self.0.weighted_sum(ctx, &copies.0))
     }
 
-    /// The gradients of the copies and of their weights, from that of [`Self::combine`].
-    pub fn combine_backward<P: StreamPlacement, const R: usize, const C: usize>(
+    /// The gradients of the copies and of their weights, from that of [`Self::weighted_sum`].
+    pub fn weighted_sum_backward<P: StreamPlacement, const R: usize, const C: usize>(
         &self,
         ctx: &Context<'_, D>,
         copies: &Copies<D, C>,
         dy: &Tensor<D, P, R, C>,
     ) -> (Copies<D, C>, CopyNumbers<D>) {
-        let (dcopies, dweights) = self.0.combined_backward(ctx, &copies.0, dy.buffer());
+        let (dcopies, dweights) = self.0.weighted_sum_backward(ctx, &copies.0, dy.buffer());
         (Copies(Rc::new(dcopies)), CopyNumbers(dweights))
     }
 }

@@ -1,8 +1,8 @@
 //! A mixture of experts: the router, what goes to the experts and back, and their matrices.
 //!
 //! Each rank routes its own rows of the residual stream. A row is copied for each of its `k`
-//! experts; copies are sorted by expert. `send` brings copies to the ranks that hold their experts,
-//! and `collect` brings results back, so that a rank's copies are in the same order before and
+//! experts; copies are sorted by expert. `dispatch` brings copies to the ranks that hold their experts,
+//! and `combine` brings results back, so that a rank's copies are in the same order before and
 //! after. Every backward pass uses the same two.
 //!
 //! | letter | meaning |
@@ -316,12 +316,12 @@ impl<D: Device> Route<D> {
     }
 
     /// The sum of a row's copies, each times its weight: `[m, h] -> [r, h]`.
-    pub fn combined(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
+    pub fn weighted_sum(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
         self.summed(ctx, &self.weighted(ctx, copies))
     }
 
-    /// The gradients of [`Self::combined`]: of the copies, and of their weights.
-    pub fn combined_backward(
+    /// The gradients of [`Self::weighted_sum`]: of the copies, and of their weights.
+    pub fn weighted_sum_backward(
         &self,
         ctx: &Context<'_, D>,
         copies: &Buffer<D>,
@@ -337,7 +337,11 @@ impl<D: Device> Route<D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn send(&self, ctx: &Context<'_, D>, copies: Buffer<D>) -> Result<Received<D>, CommError> {
+    pub fn dispatch(
+        &self,
+        ctx: &Context<'_, D>,
+        copies: Buffer<D>,
+    ) -> Result<Received<D>, CommError> {
         let (device, arrivals) = (ctx.device, &self.arrivals);
         let ExpertRanks { ep, etp } = ctx.expert_ranks();
         let columns = copies.len() / self.copies();
@@ -371,7 +375,7 @@ impl<D: Device> Route<D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn collect(&self, ctx: &Context<'_, D>, made: Received<D>) -> Result<Buffer<D>, CommError> {
+    pub fn combine(&self, ctx: &Context<'_, D>, made: Received<D>) -> Result<Buffer<D>, CommError> {
         let (device, arrivals) = (ctx.device, &self.arrivals);
         let ExpertRanks { ep, etp } = ctx.expert_ranks();
         let columns = made.columns();

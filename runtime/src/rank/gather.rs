@@ -38,7 +38,7 @@ impl<D: Device> Fixed<'_, D> {
         let of_rank = |rank: usize| -> usize {
             let at = self.spec.mesh.coordinates(rank as u64);
             let replica = replica(&self.spec, at);
-            let first = |division| replica.of(division).rank == 0;
+            let first = |division| self.has(division) && replica.of(division).rank == 0;
             if !first(Division::Dense) && !first(Division::Expert) {
                 return 0;
             }
@@ -48,6 +48,11 @@ impl<D: Device> Fixed<'_, D> {
             counted.map(|held| held.extent.real_rows() * held.extent.columns.len()).sum()
         };
         (0..self.groups.world.size()).map(of_rank).sum()
+    }
+
+    /// Whether the model has parameters of a division.
+    fn has(&self, division: Division) -> bool {
+        division == Division::Dense || self.spec.experts.is_some()
     }
 
     /// The parameters of the rank at `at`.
@@ -63,7 +68,7 @@ impl<D: Device> Fixed<'_, D> {
         let (zero, replica) = (self.spec.zero, replica(&self.spec, at));
         ByDivision::each(|division| {
             let Member { rank, of } = replica.of(division);
-            rank < if zero.shares_optimizer() { zero.group(of) } else { 1 }
+            self.has(division) && rank < if zero.shares_optimizer() { zero.group(of) } else { 1 }
         })
     }
 

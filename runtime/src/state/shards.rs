@@ -1,9 +1,9 @@
 //! How replicas share the state of the parameters that they hold alike (ZeRO, arXiv 1910.02054).
 //!
 //! The parameters of a rank are divided unit by unit. A layer is a unit, and so is each table of
-//! the vocabulary; a layer's experts are a second one, as they have other replicas. A unit is padded
-//! at its end and cut into equal pieces, one for each replica that shares it. A parameter may lie in
-//! several pieces, and a piece may hold several parameters.
+//! the vocabulary; a layer's experts are a second one, as they have other replicas. A unit is
+//! padded at its end and cut into equal pieces, one for each replica that shares it. A parameter
+//! may lie in several pieces, and a piece may hold several parameters.
 
 use super::params::{ByDivision, Division, Inventory, Member, ParameterSlice};
 use std::ops::Range;
