@@ -21,7 +21,7 @@
 //! | [`Norm`], [`RowBias`], [`dropout`], [`Positions`] | [`Whole`] or [`Split<A>`] | the same |
 //! | [`gated`], [`activate`] | all but [`Partial<A>`] | the same |
 //! | [`Attention`] | [`Whole`] or [`Columns<A>`] | the same |
-//! | [`Router`], [`Experts`] | [`Whole`] or [`Split<A>`], by [`Route::dispatch`] and [`Route::combine`] | the same |
+//! | [`Route`], which dispatches to [`Experts`] | [`Whole`] or [`Split<A>`] | the same |
 //! | [`TokenEmbedding`] | tokens | [`Whole`], or [`Partial<A>`] of a split table |
 //!
 //! Backward passes go the other way: what a layer takes forward is what `backward` gives, except

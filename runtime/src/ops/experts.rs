@@ -1,15 +1,15 @@
 //! A mixture of experts: the router, what goes to the experts and back, and their matrices.
 //!
 //! Each rank routes its own rows of the residual stream. A row is copied for each of its `k`
-//! experts; copies are sorted by expert. `dispatch` brings copies to the ranks that hold their experts,
-//! and `combine` brings results back, so that a rank's copies are in the same order before and
-//! after. Every backward pass uses the same two.
+//! experts; copies are sorted by expert. `dispatch` brings copies to the ranks that hold their
+//! experts, and `combine` brings results back, so that a rank's copies are in the same order
+//! before and after. Every backward pass uses the same two.
 //!
 //! | letter | meaning |
 //! |---|---|
 //! | `r` | rows of the residual stream on this rank |
 //! | `m` | copies of them, `r k` |
-//! | `q` | copies that this rank's experts get, from all ranks: another number in every micro-batch |
+//! | `q` | copies that this rank's experts get, from all ranks; differs between micro-batches |
 //! | `E`, `e` | experts of the layer, and of this rank |
 //!
 //! Experts are chosen on the host: logits come down, and row numbers go up.
