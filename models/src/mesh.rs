@@ -120,12 +120,6 @@ impl Mesh {
         at.tp + self.tp * (at.cp + self.cp * at.dp)
     }
 
-    /// The coordinates of the rank with this number on pipeline rank `pp`.
-    pub fn unfold(&self, folded: u64, pp: u64) -> Coordinates {
-        let (tp, rest) = (folded % self.tp, folded / self.tp);
-        Coordinates { tp, cp: rest % self.cp, dp: rest / self.cp, pp }
-    }
-
     /// Ranks of a pipeline rank, tp·cp·dp.
     pub fn folded_ranks(&self) -> u64 {
         self.tp * self.cp * self.dp

@@ -277,8 +277,9 @@ fn refuse_expert_splits(moe: &Moe, d: &Decisions, refused: &mut Refused) {
     refused.unless(unbounded, "capacity_factor", "a number", "none, which drops nothing");
     let different = d.tp == 1 || d.sequence_parallel;
     refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
-    let even = moe.experts.is_multiple_of(d.ep) && moe.ffn.is_multiple_of(d.etp);
-    refused.unless(even, "ep", d.ep, "a divisor of the experts, and etp of their ffn width");
+    let (experts, ffn) = (moe.experts.is_multiple_of(d.ep), moe.ffn.is_multiple_of(d.etp));
+    refused.unless(experts, "ep", d.ep, "a divisor of the experts");
+    refused.unless(ffn, "etp", d.etp, "a divisor of the experts' ffn width");
     let replicas = d.expert_dp();
     let shares = d.zero_stage == 0 || replicas.is_multiple_of(d.dp_shard.min(replicas));
     let valid = format!("a divisor of the {replicas} ranks with the same experts");

@@ -439,7 +439,7 @@ fn report(cases: &[Case], golden: &[(&str, Split)], worst: Worst, of_golden: Wor
     }
     format!(
         "**{}** combinations of schedule, placement of the vocabulary, tp 1 and 2, pp 2 and 4, and as many micro-batches as \
-         devices,\ntwice as many, and an odd number, on a model of 8 layers and 12 sequences drawn from a seed (every \
+         pipeline ranks,\ntwice as many, and an odd number, on a model of 8 layers and 12 sequences drawn from a seed (every \
          second one tied,\nevery third with vocabulary for a few shards only, some with two replicas or sequence \
          parallelism): losses within\n1e-12 (worst {:.1e}), every gradient within 1e-11 by norm (worst {:.1e}). And \
          **{}** on golden cases (4 layers and\n8 sequences, one copy of each stage): worst {:.1e} and {:.1e}.\n\n\

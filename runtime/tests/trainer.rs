@@ -294,6 +294,8 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&error(|flags| flags.betas = (0.9, 1.0)), &["--betas", "valid"]);
     says(&error(|flags| flags.steps = 0), &["--steps", "1 or more"]);
     says(&error(|flags| flags.lr = f64::NAN), &["--lr", "valid"]);
+    let end = error(|flags| flags.document_end = Some(515));
+    says(&end, &["--document-end", "515 is no token", "valid: 0 to 514"]);
     says(&error(|flags| flags.threads = Some(1_000_000)), &["--threads", "valid: 1 to", "cores"]);
     // The case's tokens go up to 514, outside a smaller vocabulary.
     let mut small = program();

@@ -5,8 +5,10 @@ use crate::lower::{
     FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
 };
 
-/// Bytes of a copy's row number and expert.
-const ROUTE_BYTES: u64 = 12;
+/// Bytes of a copy's row number, expert and place.
+const ROUTE_BYTES: u64 = 20;
+/// Bytes of a received row's number in the order of arrival, and sorted by expert.
+const SORTED_BYTES: u64 = 16;
 
 /// Prints the statements of a segment.
 pub struct Statements<'a> {
@@ -448,7 +450,11 @@ impl<'a> Statements<'a> {
             }
             Type::Route => {
                 let scores = sizes.rows * sizes.experts[0] * wide;
-                scores + sizes.copies() * (wide + ROUTE_BYTES)
+                let [ways, _] = sizes.expert_ffn.map(|ffn| ffn / sizes.expert_ffn[1].max(1));
+                let several = sizes.experts[1] < sizes.experts[0] || ways > 1;
+                let sorted = several && sizes.experts[1] > 1;
+                let received = if sorted { ways * sizes.copies() * SORTED_BYTES } else { 0 };
+                scores + sizes.copies() * (wide + ROUTE_BYTES) + received
             }
             Type::CopyNumbers => sizes.copies() * wide,
             Type::Stream | Type::InFlight(..) => 0,

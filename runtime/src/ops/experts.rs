@@ -17,12 +17,10 @@
 use super::{Context, Linear, Matrix, TokenIds, WeightWork};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceGroup, Space, Stored};
-use crate::scalar::Number;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::gradients::GradientSink;
 use crate::state::params::{
-    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock,
-    SharedBuffer,
+    Declaration, Division, Gradient, Inventory, Placement, RowBlock, SharedBuffer,
 };
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
@@ -43,10 +41,8 @@ pub struct ExpertRanks<'a> {
 /// A layer's router. Every rank has all of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Router {
-    /// Its matrix.
+    /// Its matrix, `[E, h]`.
     pub linear: Linear,
-    /// Added to scores for the choice alone, `[E]`; not trained.
-    pub bias: Option<ParameterSlice>,
     /// How experts are chosen.
     pub routing: Routing,
 }
@@ -62,18 +58,11 @@ impl Router {
         split: bool,
         inventory: &mut Inventory,
     ) -> Self {
-        let weight = inventory.declare(Declaration {
-            name: format!("{name}.weight"),
-            shape: vec![routing.experts, hidden],
-            transposed: false,
-            division: Division::Dense,
-            placement: Placement::Replicated,
-            gradient: if split { Gradient::Partial } else { Gradient::Whole },
-            tied_copy: false,
-            init: Init::Normal(deviation),
-        });
+        let (matrix, shape) = (Matrix::named(name, deviation), vec![routing.experts, hidden]);
+        let gradient = if split { Gradient::Partial } else { Gradient::Whole };
+        let weight = inventory.declare(matrix.weight(shape, Placement::Replicated, gradient));
         let linear = Linear { weight, bias: None, inputs: hidden, outputs: routing.experts };
-        Self { linear, bias: None, routing }
+        Self { linear, routing }
     }
 }
 
@@ -106,10 +95,14 @@ struct Arrivals<D: Space> {
 }
 
 impl<D: Device> Route<D> {
-    /// Bytes held.
+    /// Bytes held, on the device and on the host.
     pub fn bytes(&self) -> usize {
-        let numbers = self.chosen.len() * size_of::<u32>() + self.rows.len() * size_of::<i64>();
-        self.scores.len() * size_of::<D::Wide>() + self.weights.bytes() + numbers
+        let of_copy = size_of::<u32>() + size_of::<i64>() + size_of::<usize>();
+        let sorted = self.arrivals.sorted.iter().flatten().map(TokenIds::len).sum::<usize>();
+        self.scores.len() * size_of::<D::Wide>()
+            + self.weights.bytes()
+            + self.copies() * of_copy
+            + sorted * size_of::<i64>()
     }
 
     /// Copies of this rank's rows, `m`.
@@ -162,18 +155,12 @@ impl Router {
     ) -> Result<Route<D>, CommError> {
         let (device, routing) = (ctx.device, &self.routing);
         let logits = ctx.widened(&self.linear.forward(ctx, h))?;
-        let bias = self.bias.map(|bias| {
-            let values = device.download(ctx.weights.get(bias))?;
-            let wide = values.into_iter().map(|x| D::Wide::from_f64(x.value()));
-            Ok::<Vec<D::Wide>, CommError>(wide.collect())
-        });
-        let bias = bias.transpose()?;
         let rows = logits.len() / routing.experts;
         let mut scores = vec![D::Wide::ZERO; logits.len()];
         let mut chosen = vec![0; rows * routing.top_k];
         let mut weights = vec![D::Wide::ZERO; chosen.len()];
         let to = Chosen { scores: &mut scores, chosen: &mut chosen, weights: &mut weights };
-        routing::forward(device.host(), routing, &logits, bias.as_deref(), to);
+        routing::forward(device.host(), routing, &logits, None, to);
         let mut places: Vec<usize> = (0..chosen.len()).collect();
         // Stable: the copies of an expert stay in the order of rows.
         places.sort_by_key(|&place| chosen[place]);
@@ -450,17 +437,8 @@ impl ExpertLinear {
     ) -> Self {
         let own = inventory.own_experts(all);
         let of_expert = |expert: usize| {
-            let Matrix { name, transposed, deviation, .. } = matrix(expert);
-            let weight = inventory.declare(Declaration {
-                name: format!("{name}.weight"),
-                shape: shape.to_vec(),
-                transposed,
-                division: Division::Expert,
-                placement: placement.clone(),
-                gradient: Gradient::Whole,
-                tied_copy: false,
-                init: Init::Normal(deviation),
-            });
+            let whole = matrix(expert).weight(shape.to_vec(), placement.clone(), Gradient::Whole);
+            let weight = inventory.declare(Declaration { division: Division::Expert, ..whole });
             Linear { weight, bias: None, inputs, outputs }
         };
         Self { experts: own.map(of_expert).collect() }

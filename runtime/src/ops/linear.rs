@@ -60,7 +60,12 @@ impl Matrix {
         if self.transposed { vec![inputs, outputs] } else { vec![outputs, inputs] }
     }
 
-    fn weight(&self, shape: Vec<usize>, placement: Placement, gradient: Gradient) -> Declaration {
+    pub(super) fn weight(
+        &self,
+        shape: Vec<usize>,
+        placement: Placement,
+        gradient: Gradient,
+    ) -> Declaration {
         Declaration {
             name: format!("{}.weight", self.name),
             shape,

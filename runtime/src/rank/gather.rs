@@ -72,6 +72,15 @@ impl<D: Device> Fixed<'_, D> {
         })
     }
 
+    /// How many ranks contribute to whole tensors.
+    pub(super) fn contributors(&self) -> usize {
+        let contributes = |rank: &usize| {
+            let of_rank = self.contributes(self.spec.mesh.coordinates(*rank as u64));
+            of_rank.dense || of_rank.expert
+        };
+        (0..self.groups.world.size()).filter(contributes).count()
+    }
+
     /// Gathers whole tensors on rank 0. Every contributing rank sends what it updates of the
     /// parameters that it counts. Rank 0 can declare what the others hold, and so knows where each
     /// part belongs.

@@ -178,9 +178,9 @@ impl<'a, D: Device> Rank<'a, D> {
         (self.fixed.elements_of_model() * size_of::<D::Wide>()) as u64
     }
 
-    /// Ranks over which the model's weights are split: those of one replica.
+    /// Ranks that together have the model's weights ([`Self::whole_weights`]).
     pub fn ranks_of_model(&self) -> usize {
-        self.fixed.groups.tp.size() * self.fixed.groups.pp.size()
+        self.fixed.contributors()
     }
 
     /// Steps whose update is in [`Self::whole_weights`].

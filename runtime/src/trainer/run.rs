@@ -69,6 +69,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         };
         job.interrupt.removes(outputs.unfinished());
         let samples = data::open(&flags.data, spec.seq_len, flags.seed)?;
+        document_end_is_a_token(flags, spec)?;
         let samples = match flags.document_end {
             Some(end) => Box::new(Packed::new(samples, end)),
             None => samples,
@@ -212,6 +213,15 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
 fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Failure> {
     let failure = || Failure { error: Error::NotFinite { step, what, value }, together: true };
     value.is_finite().then_some(()).ok_or_else(failure)
+}
+
+fn document_end_is_a_token(flags: &Flags, spec: &TrainerSpec) -> Result<(), Error> {
+    let tokens = spec.vocab_size as i64;
+    let wrong = flags.document_end.filter(|&end| end >= tokens);
+    wrong.map_or(Ok(()), |end| {
+        let problem = format!("{end} is no token of the model; valid: 0 to {}", tokens - 1);
+        Err(Error::Flag { flag: "document-end", problem })
+    })
 }
 
 fn enough_samples(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> Result<(), Error> {

@@ -393,6 +393,22 @@ fn check_weights(case: &str, expected: &Value, run: &Run) {
     }
 }
 
+/// A paragraph in lines of 100 columns; tables stay as they are.
+fn wrapped(paragraph: &str) -> String {
+    if paragraph.starts_with('|') {
+        return paragraph.to_owned();
+    }
+    let mut lines = vec![String::new()];
+    for word in paragraph.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 1 + word.len() <= 100 => *line += &format!(" {word}"),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
 /// Replaces a section of docs/equivalence.md, from its heading to the next.
 pub fn write_section(title: &str, text: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/equivalence.md");
@@ -403,7 +419,8 @@ pub fn write_section(title: &str, text: &str) {
     sections.insert(title, text);
     let mut page = head.trim_end().to_owned() + "\n";
     for (title, text) in sections {
-        page += &format!("\n## {title}\n\n{}\n", text.trim());
+        let paragraphs: Vec<String> = text.trim().split("\n\n").map(wrapped).collect();
+        page += &format!("\n## {title}\n\n{}\n", paragraphs.join("\n\n"));
     }
     std::fs::write(path, page).unwrap();
 }
