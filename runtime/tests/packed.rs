@@ -65,6 +65,11 @@ impl Samples for Apart {
         let document = documents[index as usize % DOCUMENTS].clone();
         let mut tokens = sample.tokens[document.clone()].to_vec();
         let mut labels = sample.labels[document].to_vec();
+        let mut each = labels.iter().zip(&tokens);
+        assert!(
+            each.all(|(label, token)| *token != END || *label == -1),
+            "an end predicts nothing"
+        );
         tokens.resize(LENGTH, 1);
         labels.resize(LENGTH, -1);
         Ok(Sample { tokens, labels, starts: Vec::new() })
