@@ -3,7 +3,7 @@
 use crate::RuntimeSource;
 use crate::lower::Width;
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
+use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
@@ -135,6 +135,7 @@ fn moe(program: &Program) -> Value {
         "ep": split.ep,
         "etp": split.etp,
         "ffn": moe.ffn,
+        "shared_ffn": moe.shared_ffn,
         "top_k": moe.top_k,
         "scoring": match moe.router {
             Router::Softmax => "Scoring::Softmax".to_owned(),
@@ -143,9 +144,28 @@ fn moe(program: &Program) -> Value {
             }
         },
         "renormalised": renormalised,
+        "losses": router_losses(program, moe),
         "has_experts": has_experts(moe),
         "scale": float(scale),
     })
+}
+
+/// What routers add to the loss, in Rust.
+fn router_losses(program: &Program, moe: &Moe) -> String {
+    if !moe.has_losses() {
+        return "None".to_owned();
+    }
+    let (balance, z) = (float(moe.aux_loss), float(moe.losses.z_loss));
+    let over = format!("BalanceOver::{:?}", moe.losses.over);
+    let scope = match program.aux_scope {
+        AuxScope::MicroBatch => "MicroBatch",
+        AuxScope::GlobalBatch => "GlobalBatch",
+    };
+    let sizes = "layers: LAYERS, experts: EXPERTS";
+    format!(
+        "Some(RouterLosses {{ balance: {balance}, z: {z}, over: {over}, scope: \
+         BalanceScope::{scope}, {sizes} }})"
+    )
 }
 
 /// Whether layer `number` has experts, in Rust.

@@ -5,9 +5,9 @@
 
 pub use crate::decisions::Recompute;
 
-use crate::decisions::{CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
+use crate::decisions::{AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
 use crate::mesh::{ExpertSplit, Mesh};
-use crate::model::{ModelSpec, Moe, Router};
+use crate::model::{AuxOver, ModelSpec, Moe};
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
 use crate::schedule::{Pass, ScheduleError, StageLayout, VocabPasses};
@@ -43,6 +43,8 @@ pub struct Program {
     pub mesh: Mesh,
     /// How experts lie over the ranks of a pipeline rank; `None` if there are none.
     pub experts: Option<ExpertSplit>,
+    /// Over which rows the load-balancing loss is taken.
+    pub aux_scope: AuxScope,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// Logits exist for a block of tokens at a time.
@@ -136,6 +138,7 @@ impl Program {
             model: model.clone(),
             mesh: Mesh::new(d),
             experts: model.moe.as_ref().map(|_| ExpertSplit { ep: d.ep, etp: d.etp }),
+            aux_scope: d.aux_scope,
             sequence_parallel: d.sequence_parallel && d.tp > 1,
             fused_loss: d.fused_loss,
             cp_style: d.cp_style,
@@ -262,11 +265,7 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
 
 /// What mixtures of experts do that layers of the runtime do not.
 fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
-    refused.unless(moe.shared_ffn == 0, "model.moe", "shared experts", "routed experts alone");
-    let sigmoid = moe.router == Router::SigmoidBias;
-    refused.unless(!sigmoid, "model.moe", "a selection bias", "a softmax router");
     refused.unless(!moe.biased, "model.moe", "experts with biases", "experts without");
-    refused.unless(moe.aux_loss == 0.0, "model.moe", "an auxiliary loss", "none");
     let dropless = moe.capacity_factor.is_none();
     refused.unless(dropless, "model.moe", "a capacity factor", "none, which drops nothing");
 }
@@ -277,7 +276,13 @@ fn refuse_expert_splits(moe: &Moe, d: &Decisions, refused: &mut Refused) {
     refused.unless(unbounded, "capacity_factor", "a number", "none, which drops nothing");
     let different = d.tp == 1 || d.sequence_parallel;
     refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
+    let together = moe.aux_loss > 0.0 && moe.losses.over == AuxOver::AllLayers;
+    let scope = !together || d.aux_scope == AuxScope::GlobalBatch;
+    let valid = "global_batch for a load-balancing loss of all layers";
+    refused.unless(scope, "aux_scope", d.aux_scope, valid);
     let (experts, ffn) = (moe.experts.is_multiple_of(d.ep), moe.ffn.is_multiple_of(d.etp));
+    let shared = moe.shared_ffn.is_multiple_of(d.tp);
+    refused.unless(shared, "tp", d.tp, "a divisor of the shared experts' ffn width");
     refused.unless(experts, "ep", d.ep, "a divisor of the experts");
     refused.unless(ffn, "etp", d.etp, "a divisor of the experts' ffn width");
     let replicas = d.expert_dp();

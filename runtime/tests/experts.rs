@@ -2,17 +2,16 @@
 
 mod common;
 
-use common::{Run, Split, check, distance, golden, model, open, train};
+use common::{Run, Split, changed, check, compare, model, open, train, train_program};
 use direct::Direct;
 use models::decisions::Offload;
+use models::model::{ExpertChoice, Router};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::comm::{Options, run_ranks};
-use runtime::state::checkpoint::{self, Checkpoint, TensorFile, Whole};
+use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::path::PathBuf;
 
 const CASES: [&str; 2] = ["mixtral", "qwen3_moe"];
 
@@ -20,32 +19,6 @@ const CASES: [&str; 2] = ["mixtral", "qwen3_moe"];
 fn pytorchs_twenty_steps() {
     for case in CASES {
         check(case, &train::<f32>(case, &Split::default(), 20));
-    }
-}
-
-fn compare(what: &str, run: &Run, reference: &Run) {
-    for (step, (found, expected)) in run.losses.iter().zip(&reference.losses).enumerate() {
-        let off = (found - expected).abs();
-        assert!(off <= 1e-12, "{what}: loss of step {step} is off by {off:e}");
-    }
-    for (step, (found, expected)) in run.norms.iter().zip(&reference.norms).enumerate() {
-        let off = (found / expected - 1.0).abs();
-        assert!(off <= 1e-11, "{what}: norm of step {step} is off by {off:e}");
-    }
-    assert!(run.gradients.keys().eq(reference.gradients.keys()), "{what}: other parameters");
-    for (name, (shape, values)) in &run.gradients {
-        assert_eq!(shape, &reference.gradients[name].0, "{what}: {name}");
-        let expected = &reference.gradients[name].1;
-        if expected.iter().all(|value| *value == 0.0) {
-            assert_eq!(values, expected, "{what}: gradient of {name}");
-            continue;
-        }
-        let off = distance(values, expected);
-        assert!(off <= 1e-11, "{what}: gradient of {name} is off by {off:e}");
-    }
-    for (name, (_, values)) in &run.weights {
-        let off = distance(values, &reference.weights[name].1);
-        assert!(off <= 1e-8, "{what}: {name} is off by {off:e}");
     }
 }
 
@@ -79,27 +52,16 @@ fn splits() -> Vec<Split> {
     ]
 }
 
-/// A checkpoint in which all scores are equal, so that every row goes to the first experts: other
-/// experts get none, nor do the ranks that hold them.
-fn without_routers(case: &str) -> PathBuf {
-    let file = TensorFile::open(&golden(case).join("model.safetensors")).unwrap();
-    let read = |name: String| {
-        let (shape, mut values): Whole<f64> = file.read(&name).unwrap();
-        if name.ends_with("gate.weight") {
-            values.fill(0.0);
-        }
-        (name, (shape, values))
-    };
-    let tensors = file.names().into_iter().map(read).collect();
-    let path = std::env::temp_dir().join(format!("{case}-{}.safetensors", std::process::id()));
-    checkpoint::write(&mut File::create(&path).unwrap(), &tensors).unwrap();
-    path
-}
-
 #[test]
 fn all_rows_to_the_same_experts() {
     for case in CASES {
-        let path = without_routers(case);
+        // All scores are equal, so that every row goes to the first experts: other experts get
+        // none, nor do the ranks that hold them.
+        let path = changed(case, |name, values| {
+            if name.ends_with("gate.weight") {
+                values.fill(0.0);
+            }
+        });
         let run = |split: &Split| {
             let program = split.program(&model(case));
             let stages = Direct::new(&program);
@@ -115,7 +77,8 @@ fn all_rows_to_the_same_experts() {
             let (losses, norms) = (vec![result.loss], vec![result.norm]);
             // No weights: a router's gradients are rounding where nothing was chosen, and Adam
             // makes whole steps of them.
-            Run { losses, norms, gradients: gradients.unwrap(), weights: BTreeMap::new() }
+            let (aux_losses, gradients) = (vec![result.aux_loss], gradients.unwrap());
+            Run { losses, norms, aux_losses, gradients, weights: BTreeMap::new() }
         };
         let reference = run(&Split::default());
         let none = reference.gradients.iter().filter(|(name, _)| name.contains("experts.7."));
@@ -138,5 +101,22 @@ fn splits_give_one_ranks_numbers() {
             assert!(split.exists(), "{split:?}");
             compare(&format!("{case} {split:?}"), &train::<f64>(case, &split, 2), &reference);
         }
+    }
+}
+
+/// DeepSeek-V3's routing, and an expert that every token goes to, in a model without its attention.
+#[test]
+fn shared_experts_and_groups() {
+    let mut model = model("qwen3_moe");
+    let moe = model.moe.as_mut().unwrap();
+    moe.router = Router::SigmoidBias;
+    moe.shared_ffn = 48;
+    moe.choice = ExpertChoice { renormalised: true, groups: 4, kept_groups: 2, scale: 2.5 };
+    let samples = open("qwen3_moe");
+    let run =
+        |split: &Split| train_program::<f64>(&split.program(&model), split, 2, None, &*samples);
+    let reference = run(&Split::default());
+    for split in splits() {
+        compare(&format!("{split:?}"), &run(&split), &reference);
     }
 }

@@ -12,7 +12,9 @@ use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
-use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
+};
 use models::mesh::{ExpertSplit, Mesh};
 use models::model::ModelSpec;
 use models::plan::Plan;
@@ -214,6 +216,7 @@ impl Combination {
                 order: RankOrder::DpInner,
             },
             experts: model.moe.as_ref().map(|_| self.experts),
+            aux_scope: AuxScope::MicroBatch,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,

@@ -377,6 +377,11 @@ impl<'a, D: Device> Run<'a, D> {
                 self.bias(field).add(ctx, &mut sum);
                 self.set(to, sum);
             }
+            Op::Add { x, y, to } => {
+                let mut sum = self.own(step, x);
+                ctx.device.add(self.get(y).view(), sum.view_mut());
+                self.set(to, sum);
+            }
             Op::Rotate { field, x, to } => {
                 let mut rotated = self.own(step, x);
                 self.attention(field).rotate(ctx, &mut rotated);
@@ -412,6 +417,9 @@ impl<'a, D: Device> Run<'a, D> {
             Op::Route { field, x, to } => {
                 let route = self.router(field).route(ctx, self.get(x))?;
                 self.slots[to] = Some(Slot::Route(Rc::new(route)));
+            }
+            Op::NoteLoad { field, route } => {
+                self.router(field).note_load(ctx, self.route(route))?;
             }
             Op::Copies { route, x, to } => {
                 let copies = self.route(route).copied(ctx, self.get(x));

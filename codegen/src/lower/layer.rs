@@ -5,6 +5,7 @@
 //! stream's rows, and reduce their output. A mixture of experts takes and gives the stream's rows.
 
 use super::builder::{Body, Builder, Survivors};
+use super::feed_forward::{LaterWeights, Mlp};
 use super::moe::Moe;
 use super::op::{FieldIndex, Op, Value};
 use super::{Block, FieldKind, Matrix, Segment, Sizes, TensorNames, Type, Width};
@@ -44,13 +45,6 @@ struct Attention {
     out: FieldIndex,
 }
 
-/// Fields of the feed-forward block.
-struct Mlp {
-    gate: Option<FieldIndex>,
-    up: FieldIndex,
-    down: FieldIndex,
-}
-
 /// Lowers a layer of a program.
 pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block: Block) -> Segment {
     let model = &program.model;
@@ -77,7 +71,7 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
     let (kept_1, middle) = first.leave(&mut b, kept_1, sum);
     let feed = match block {
         Block::Dense => {
-            let mlp = mlp_fields(&mut b, model, names);
+            let mlp = Mlp::fields(&mut b, model, names);
             let [_, _, down] = names.mlp();
             let of = FieldKind::RowBias { tensor: down };
             let bias = model.mlp.bias.then(|| b.field("down_bias", of));
@@ -90,27 +84,47 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
             let (kept, output) = second.leave(&mut b, kept, sum);
             let forward = b.body("forward", Some(input), Some(output));
             let backward = second.backward(&mut b, "feed-forward block", &kept, |b, half, dy| {
-                half.through_split(b, &kept, dy, |b, dy| mlp.backward(b, &inner, dy))
+                let to = half.name("dh");
+                half.through_split(b, &kept, dy, to, |b, dy| mlp.backward(b, &inner, dy))
             });
-            Feed { kept, product: inner.product, forward, backward }
+            Feed { kept, products: vec![inner.product], forward, backward }
         }
         Block::Experts => {
             let post = after.then(|| b.field("post_norm_2", post_2));
             let second = Half { number: 2, norm: norm_2, bias: None, post, dropout };
             let moe = Moe::fields(&mut b, model);
             let (kept, h) = second.enter(&mut b, middle);
-            let (sum, routed) = moe.forward(&mut b, h);
+            let shared = Mlp::shared(&mut b, model);
+            let (mut sum, routed) = moe.forward(&mut b, h);
+            let mut products = vec![routed.product];
+            let inner = shared.as_ref().map(|shared| {
+                let entered = b.enter(second.name("full"), h);
+                let (part, inner) = shared.forward(&mut b, entered);
+                let of_all = b.leave("shared", part);
+                let (x, of) = (sum, b.sizes.stream());
+                sum = b.op(second.name("sum"), of, |to| Op::Add { x, y: of_all, to });
+                products.push(inner.product);
+                inner
+            });
             let (kept, output) = second.leave(&mut b, kept, sum);
             let forward = b.body("forward", Some(input), Some(output));
-            let backward = second.backward(&mut b, "mixture of experts", &kept, |b, _, dy| {
-                moe.backward(b, &routed, dy)
+            let backward = second.backward(&mut b, "mixture of experts", &kept, |b, half, dy| {
+                let through_shared = shared.as_ref().zip(inner.as_ref()).map(|(shared, inner)| {
+                    let to = "dshared".to_owned();
+                    half.through_split(b, &kept, dy, to, |b, dy| shared.backward(b, inner, dy))
+                });
+                let x = moe.backward(b, &routed, dy);
+                let of = b.sizes.stream();
+                let sum = |y| b.op(half.name("dh"), of, |to| Op::Add { x, y, to });
+                through_shared.map_or(x, sum)
             });
-            Feed { kept, product: routed.product, forward, backward }
+            Feed { kept, products, forward, backward }
         }
     };
-    let Feed { kept: kept_2, product, forward, backward } = feed;
+    let Feed { kept: kept_2, products, forward, backward } = feed;
     let of_attention = first.backward(&mut b, "attention", &kept_1, |b, half, dy| {
-        half.through_split(b, &kept_1, dy, |b, dy| attention.backward(b, &core, dy))
+        let to = half.name("dh");
+        half.through_split(b, &kept_1, dy, to, |b, dy| attention.backward(b, &core, dy))
     });
     let mut used: Vec<Recompute> =
         program.stages.iter().flat_map(|stage| stage.recompute.clone()).collect();
@@ -118,7 +132,7 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
         // The stage runs its groups again; a layer keeps everything meanwhile.
         used = vec![Recompute::None];
     }
-    let cheap = [kept_1.h, kept_2.h, product];
+    let cheap: Vec<Value> = [kept_1.h, kept_2.h].into_iter().chain(products).collect();
     // Repeating a reduction would cost more than keeping its result.
     let split = sizes.tp > 1 && block == Block::Dense;
     let kept_by_full = [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
@@ -136,15 +150,10 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
 /// The second half of a layer.
 struct Feed {
     kept: HalfValues,
-    /// What the activation makes.
-    product: Value,
+    /// What activations make.
+    products: Vec<Value>,
     forward: Body,
     backward: Body,
-}
-
-fn matrix(tensor: &'static str, names: TensorNames, bias: bool) -> Matrix {
-    let transposed = names.is_gpt2();
-    Matrix { tensor, blocks: vec![], transposed, bias, adds_to_stream: false }
 }
 
 fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Attention {
@@ -154,7 +163,7 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
         // GPT-2 stores the three as one tensor: rows of queries, then keys, then values.
         let (blocks, block) =
             if names.is_gpt2() { (widths.to_vec(), n) } else { (vec![widths[n]], 0) };
-        let of = matrix(tensor, names, model.attention.qkv_bias);
+        let of = Matrix::plain(tensor, names, model.attention.qkv_bias);
         let matrix = Matrix { blocks, transposed: names.is_gpt2(), ..of };
         b.field(name, FieldKind::Column { matrix, block, outputs: widths[n] })
     };
@@ -162,21 +171,9 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
     let [q_norm, k_norm] = names.head_norms().map(|tensor| FieldKind::HeadNorm { tensor });
     let norms = model.attention.qk_norm.then_some([("q_norm", q_norm), ("k_norm", k_norm)]);
     let norms = norms.map(|both| both.map(|(name, kind)| b.field(name, kind)));
-    let of = Matrix { adds_to_stream: true, ..matrix(out, names, false) };
+    let of = Matrix { adds_to_stream: true, ..Matrix::plain(out, names, false) };
     let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
     Attention { q, k, v, norms, core: b.field("attention", FieldKind::Attention), out }
-}
-
-fn mlp_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Mlp {
-    let [gate, up, down] = names.mlp();
-    let mut column = |name, tensor| {
-        let matrix = Matrix { blocks: vec![Width::Ffn], ..matrix(tensor, names, model.mlp.bias) };
-        b.field(name, FieldKind::Column { matrix, block: 0, outputs: Width::Ffn })
-    };
-    let gate = model.mlp.activation.is_gated().then(|| column("gate", gate));
-    let up = column("up", up);
-    let of = Matrix { adds_to_stream: true, ..matrix(down, names, false) };
-    Mlp { gate, up, down: b.field("down", FieldKind::Row { matrix: of, inputs: Width::Ffn }) }
 }
 
 impl Half {
@@ -268,12 +265,13 @@ impl Half {
     }
 
     /// The backward pass of a sublayer that tensor-parallel ranks divide. `sublayer` returns the
-    /// gradient of its input, a partial sum, and the work on its weights.
+    /// gradient of its input, a partial sum, and the work on its weights; the sum is called `to`.
     fn through_split(
         &self,
         b: &mut Builder<'_>,
         kept: &HalfValues,
         dy: Value,
+        to: String,
         sublayer: impl FnOnce(&mut Builder<'_>, Value) -> (Value, Vec<LaterWeights>),
     ) -> Value {
         let entered = b.enter(self.name("dfull"), dy);
@@ -285,15 +283,8 @@ impl Half {
         for LaterWeights { field, x, dy } in weights {
             b.push(Op::LinearWeights { field, x: x.unwrap_or(again), dy });
         }
-        b.wait(self.name("dh"), leaving)
+        b.wait(to, leaving)
     }
-}
-
-/// A matrix's gradient: its input, `None` if that is the half's, and the gradient of its output.
-struct LaterWeights {
-    field: FieldIndex,
-    x: Option<Value>,
-    dy: Value,
 }
 
 /// The norm of each head, and statistics.
@@ -421,54 +412,5 @@ impl Attention {
         let out = LaterWeights { field: self.out, x: Some(*a), dy };
         let of = |field, dy| LaterWeights { field, x: None, dy };
         (dh, vec![out, of(self.q, dq), of(self.k, dk), of(self.v, dv)])
-    }
-}
-
-/// What the feed-forward block's backward pass reads.
-struct Inner {
-    gate: Option<Value>,
-    up: Value,
-    product: Value,
-}
-
-impl Mlp {
-    /// Partial sums of the output.
-    fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, Inner) {
-        let sizes = b.sizes;
-        let of = sizes.split(Width::Ffn);
-        let gate = self.gate.map(|field| b.op("gate", of, |to| Op::Linear { field, x, to }));
-        let up = b.op("up", of, |to| Op::Linear { field: self.up, x, to });
-        let product = match gate {
-            Some(gate) => b.op("inner", of, |to| Op::Gate { gate, up, to }),
-            None => b.op("inner", of, |to| Op::Activate { x: up, to }),
-        };
-        let field = self.down;
-        let part = b.op("part_2", sizes.part(), |to| Op::Linear { field, x: product, to });
-        (part, Inner { gate, up, product })
-    }
-
-    fn backward(
-        &self,
-        b: &mut Builder<'_>,
-        inner: &Inner,
-        dy: Value,
-    ) -> (Value, Vec<LaterWeights>) {
-        let (of, part) = (b.sizes.split(Width::Ffn), b.sizes.part());
-        let field = self.down;
-        let dinner = b.op("dinner", of, |to| Op::BackwardInput { field, dy, to });
-        let down = LaterWeights { field, x: Some(inner.product), dy };
-        let later = |field, dy| LaterWeights { field, x: None, dy };
-        let (Some(field), Some(gate)) = (self.gate, inner.gate) else {
-            let x = inner.up;
-            let dup = b.op("dup", of, |to| Op::ActivateBackward { x, dy: dinner, to });
-            let dh = b.op("dpart", part, |to| Op::BackwardInput { field: self.up, dy: dup, to });
-            return (dh, vec![down, later(self.up, dup)]);
-        };
-        let [dgate, dup] = [b.value("dgate", of), b.value("dup", of)];
-        b.push(Op::GateBackward { gate, up: inner.up, dy: dinner, to: [dgate, dup] });
-        let x = b.op("dpart", part, |to| Op::BackwardInput { field, dy: dgate, to });
-        let add = |to| Op::AddBackwardInput { field: self.up, dy: dup, x, to };
-        let dh = b.op("dpart", part, add);
-        (dh, vec![down, later(self.up, dup), later(field, dgate)])
     }
 }

@@ -8,6 +8,7 @@
 
 mod builder;
 mod ends;
+mod feed_forward;
 mod layer;
 mod moe;
 mod names;
@@ -105,6 +106,8 @@ pub enum Width {
     Experts,
     /// This rank's part of an expert's feed-forward width.
     ExpertFfn,
+    /// This rank's part of the shared experts' feed-forward width.
+    SharedFfn,
 }
 
 /// What a value is.
@@ -227,6 +230,14 @@ pub struct Matrix {
     pub bias: bool,
     /// Whether it adds to the residual stream: then its initial weights are smaller.
     pub adds_to_stream: bool,
+}
+
+impl Matrix {
+    /// One layer's matrix; what it is made of is set by whoever declares it.
+    pub(crate) fn plain(tensor: &'static str, names: TensorNames, bias: bool) -> Self {
+        let transposed = names.is_gpt2();
+        Self { tensor, blocks: vec![], transposed, bias, adds_to_stream: false }
+    }
 }
 
 /// Operations with what goes in and out.

@@ -11,6 +11,8 @@ pub(super) struct Moe {
     gate: Option<FieldIndex>,
     up: FieldIndex,
     down: FieldIndex,
+    /// Whether the router adds to the loss.
+    has_losses: bool,
 }
 
 /// What its backward pass reads.
@@ -42,13 +44,18 @@ impl Moe {
         let gate = gated.then(|| b.field("expert_gate", into(gate)));
         let up = b.field("expert_up", into(up));
         let out = FieldKind::Experts { tensor: down, outputs: hidden, inputs: inner };
-        Self { router, gate, up, down: b.field("expert_down", out) }
+        let down = b.field("expert_down", out);
+        let has_losses = model.moe.as_ref().is_some_and(models::model::Moe::has_losses);
+        Self { router, gate, up, down, has_losses }
     }
 
     /// The weighted sums, rows of the stream.
     pub(super) fn forward(&self, b: &mut Builder<'_>, h: Value) -> (Value, Routed) {
         let field = self.router;
         let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, to });
+        if self.has_losses {
+            b.push(Op::NoteLoad { field, route });
+        }
         let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });
         let received = b.op("received", RECEIVED, |to| Op::Dispatch { route, x: copies, to });
         let x = received;

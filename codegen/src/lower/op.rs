@@ -75,6 +75,12 @@ pub enum Op {
         x: Value,
         to: Value,
     },
+    /// `x + y`, in the place of `x`.
+    Add {
+        x: Value,
+        y: Value,
+        to: Value,
+    },
     /// Adds a bias in place.
     AddBias {
         field: FieldIndex,
@@ -131,6 +137,11 @@ pub enum Op {
         field: FieldIndex,
         x: Value,
         to: Value,
+    },
+    /// Notes how rows load experts, for losses of routers.
+    NoteLoad {
+        field: FieldIndex,
+        route: Value,
     },
     /// Each row as often as it has experts.
     Copies {
@@ -397,6 +408,7 @@ impl Op {
             | Self::ExpertBackward { to, .. }
             | Self::AddExpertBackward { to, .. }
             | Self::RouteBackward { to, .. }
+            | Self::Add { to, .. }
             | Self::AddBias { to, .. }
             | Self::Rotate { to, .. }
             | Self::ToHeads { to, .. }
@@ -418,7 +430,8 @@ impl Op {
             | Self::AddBackwardInput { to, .. }
             | Self::ActivateBackward { to, .. }
             | Self::NormBackward { to, .. } => vec![to],
-            Self::LinearWeights { .. }
+            Self::NoteLoad { .. }
+            | Self::LinearWeights { .. }
             | Self::ExpertWeights { .. }
             | Self::BiasWeights { .. }
             | Self::NormWeights { .. }
@@ -459,7 +472,9 @@ impl Op {
             | Self::Combine { route, x, .. }
             | Self::WeightedSum { route, x, .. } => vec![route, x],
             Self::WeightedSumBackward { route, x, dy, .. } => vec![route, x, dy],
+            Self::NoteLoad { route, .. } => vec![route],
             Self::RouteBackward { route, weights, .. } => vec![route, weights],
+            Self::Add { x, y, .. } => vec![x, y],
             Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
             Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],
             Self::Attention { q, k, v, .. } => vec![q, k, v],
@@ -499,6 +514,7 @@ impl Op {
             | Self::NormOf { field, .. }
             | Self::Linear { field, .. }
             | Self::Route { field, .. }
+            | Self::NoteLoad { field, .. }
             | Self::ExpertLinear { field, .. }
             | Self::ExpertBackward { field, .. }
             | Self::AddExpertBackward { field, .. }

@@ -41,6 +41,8 @@ pub struct Sizes {
     pub top_k: u64,
     /// Feed-forward width of an expert, of all ranks and of this one.
     pub expert_ffn: [u64; 2],
+    /// Feed-forward width of the shared experts, of all ranks.
+    pub shared_ffn: u64,
     /// Vocabulary of all ranks, without padding.
     pub vocab: u64,
     /// Rows of the vocabulary on this rank, with padding.
@@ -95,6 +97,7 @@ impl Sizes {
             experts: [experts, experts / split.ep],
             top_k,
             expert_ffn: [expert_ffn, expert_ffn / split.etp],
+            shared_ffn: model.moe.as_ref().map_or(0, |moe| moe.shared_ffn),
             vocab: model.vocab,
             vocab_rows: model.vocab.div_ceil(tp),
             norm: norm(model),
@@ -120,6 +123,7 @@ impl Sizes {
             Width::Vocab => self.vocab_rows,
             Width::Experts => self.experts[0],
             Width::ExpertFfn => self.expert_ffn[1],
+            Width::SharedFfn => self.shared_ffn / self.tp,
         }
     }
 
@@ -134,6 +138,7 @@ impl Sizes {
             }
             Width::Ffn => (self.ffn, self.tp),
             Width::Vocab => (self.vocab, self.tp),
+            Width::SharedFfn => (self.shared_ffn, self.tp),
             Width::Experts => (self.experts[0], 1),
             Width::ExpertFfn => {
                 (self.expert_ffn[0], self.expert_ffn[0] / self.expert_ffn[1].max(1))

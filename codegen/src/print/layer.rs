@@ -212,7 +212,7 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
         }
         FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
         FieldKind::Router { tensor } => {
-            let items = [format!("&name(\"{tensor}\")"), "ROUTING".to_owned()];
+            let items = [format!("&name(\"{tensor}\")"), "number".to_owned(), "ROUTING".to_owned()];
             let items = items.into_iter().chain(["DEVIATION", "inventory"].map(str::to_owned));
             let items: Vec<String> = items.collect();
             listed(FIELDS, &format!("{name}: Router::declare("), &items, "),")

@@ -106,11 +106,13 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 41] = [
+const PLAN: [&str; 43] = [
     "ACTIVATION",
     "DEVIATION",
     "EXPERTS",
     "EXPERT_INNER",
+    "SHARED_INNER",
+    "SharedInner",
     "Full",
     "GROUP",
     "HEADS",

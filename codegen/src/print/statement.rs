@@ -4,6 +4,8 @@ use super::text::{in_width, size};
 use crate::lower::{
     FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
 };
+use models::decisions::AuxScope;
+use models::program::Program;
 
 /// Bytes of a copy's row number, expert and place.
 const ROUTE_BYTES: u64 = 20;
@@ -138,6 +140,9 @@ impl<'a> Statements<'a> {
                 let x = self.taken(step, x);
                 format!("let {} = self.{}.add(ctx, {x});", n(to), f(field))
             }
+            Op::Add { x, y, to } => {
+                format!("let {} = {}.add(ctx, &{});", n(to), self.taken(step, x), n(y))
+            }
             Op::Rotate { field, x, to } => {
                 let x = self.taken(step, x);
                 format!("let {} = self.{}.rotate(ctx, {x});", n(to), f(field))
@@ -168,6 +173,9 @@ impl<'a> Statements<'a> {
             }
             Op::Route { field, x, to } => {
                 format!("let {} = self.{}.route(ctx, &{})?;", n(to), f(field), n(x))
+            }
+            Op::NoteLoad { field, route } => {
+                format!("self.{}.note_load(ctx, &{})?;", f(field), n(route))
             }
             Op::Copies { route, x, to } => {
                 format!("let {} = {}.copies(ctx, &{});", n(to), n(route), n(x))
@@ -373,6 +381,7 @@ impl<'a> Statements<'a> {
                 Some(format!("cp: all-to-all of {}", size(sent(x))))
             }
             Op::Route { .. } => self.among_experts("all-to-all of how many copies come"),
+            Op::NoteLoad { .. } => self.of_micro_batch("all-reduce of each expert's load"),
             Op::Dispatch { x, .. } => {
                 let bytes = size(self.copies_bytes(x));
                 self.among_experts(&format!("all-to-all of {bytes}"))
@@ -382,6 +391,18 @@ impl<'a> Statements<'a> {
                 self.among_experts(&format!("all-to-all of {bytes}"))
             }
             _ => self.bytes(op).map(|bytes| format!("tp: {}", size(bytes))),
+        }
+    }
+
+    /// What ranks exchange that have rows of the same micro-batch, if there are several.
+    fn of_micro_batch(&self, what: &str) -> Option<String> {
+        let Program { mesh, aux_scope, .. } = &self.lowered.program;
+        let at_once = *aux_scope == AuxScope::MicroBatch;
+        match (at_once, mesh.tp > 1, mesh.cp > 1) {
+            (false, ..) | (true, false, false) => None,
+            (true, true, false) => Some(format!("tp: {what}")),
+            (true, false, true) => Some(format!("cp: {what}")),
+            (true, true, true) => Some(format!("tp and cp: {what}")),
         }
     }
 
@@ -501,6 +522,7 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
                 (Width::Vocab, ..) => "Logits<D>",
                 (Width::Experts, ..) => "Scores<D>",
                 (Width::ExpertFfn, ..) => "ExpertInner<D>",
+                (Width::SharedFfn, ..) => "SharedInner<D>",
             }
         }
         Type::Route => "Route<D>",
@@ -531,6 +553,7 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
         Width::Vocab => "VOCAB_ROWS",
         Width::Experts => "EXPERTS",
         Width::ExpertFfn => "EXPERT_INNER",
+        Width::SharedFfn => "SHARED_INNER",
     };
     let share = |width: Width| {
         let (whole, _) = sizes.whole(width);

@@ -45,19 +45,20 @@ pub struct Received<D: Space, const C: usize>(ops::Received<D>);
 pub struct Experts<const IN: usize, const OUT: usize>(ops::ExpertLinear);
 
 impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
-    /// Declares the router of this name.
+    /// Declares the router of layer `layer`.
     ///
     /// # Panics
     /// It is for another number of experts.
     #[track_caller]
     pub fn declare(
         name: &str,
+        layer: usize,
         routing: Routing,
         deviation: f64,
         inventory: &mut Inventory,
     ) -> Self {
         assert!(routing.experts == E, "a router for {} experts, not {E}", routing.experts);
-        let router = ops::Router::declare(name, C, routing, deviation, P::SPLIT, inventory);
+        let router = ops::Router::declare(name, layer, C, routing, deviation, P::SPLIT, inventory);
         Self { router, placement: PhantomData }
     }
 
@@ -73,7 +74,20 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         self.router.route(ctx, h.buffer()).map(|route| Route(Rc::new(route)))
     }
 
-    /// The gradient of the logits, from that of the copies' weights.
+    /// Notes how rows load experts, for losses of routers.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn note_load<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        route: &Route<D>,
+    ) -> Result<(), CommError> {
+        self.router.note_load(ctx, &route.0)
+    }
+
+    /// The gradient of the logits, from that of the copies' weights and those of the router's
+    /// losses.
     ///
     /// # Errors
     /// A device that failed.

@@ -59,6 +59,11 @@ impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
         ctx.own(self.buffer)
     }
 
+    /// `self + y`, in its own place.
+    pub fn add(self, ctx: &Context<'_, D>, y: &Self) -> Self {
+        self.changed(ctx, |x| ctx.device.add(y.buffer().view(), x.view_mut()))
+    }
+
     /// Works in place, on a copy if others share it.
     pub(super) fn changed(self, ctx: &Context<'_, D>, work: impl FnOnce(&mut Buffer<D>)) -> Self {
         let mut buffer = self.into_buffer(ctx);

@@ -20,11 +20,12 @@ use crate::device::{Device, DeviceGroup, Space, Stored};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::gradients::GradientSink;
 use crate::state::params::{
-    Declaration, Division, Gradient, Inventory, Placement, RowBlock, SharedBuffer,
+    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement, RowBlock,
+    SharedBuffer,
 };
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
-use kernels::routing::{self, Chosen, Routing};
+use kernels::routing::{self, Chosen, LossGradients, Routing, Scoring};
 use kernels::{Output, Real};
 use std::ops::Range;
 use std::rc::Rc;
@@ -43,15 +44,21 @@ pub struct ExpertRanks<'a> {
 pub struct Router {
     /// Its matrix, `[E, h]`.
     pub linear: Linear,
+    /// Its layer's number.
+    pub layer: usize,
+    /// Added to scores for the choice alone, `[E]`; training leaves it as it is.
+    pub bias: Option<ParameterSlice>,
     /// How experts are chosen.
     pub routing: Routing,
 }
 
 impl Router {
     /// Declares a router. With sequence parallelism (`split`) each rank routes other rows, so its
-    /// gradient is a partial sum.
+    /// gradient is a partial sum. Sigmoid scores have a selection bias (DeepSeek-V3, arXiv
+    /// 2412.19437, section 2.1.2).
     pub fn declare(
         name: &str,
+        layer: usize,
         hidden: usize,
         routing: Routing,
         deviation: f64,
@@ -62,7 +69,20 @@ impl Router {
         let gradient = if split { Gradient::Partial } else { Gradient::Whole };
         let weight = inventory.declare(matrix.weight(shape, Placement::Replicated, gradient));
         let linear = Linear { weight, bias: None, inputs: hidden, outputs: routing.experts };
-        Self { linear, routing }
+        let has_bias = matches!(routing.scoring, Scoring::Sigmoid { .. });
+        let bias = has_bias.then(|| {
+            inventory.declare(Declaration {
+                name: format!("{name}.e_score_correction_bias"),
+                shape: vec![routing.experts],
+                transposed: false,
+                division: Division::Dense,
+                placement: Placement::Replicated,
+                gradient: Gradient::None,
+                tied_copy: false,
+                init: Init::Constant(0.0),
+            })
+        });
+        Self { linear, layer, bias, routing }
     }
 }
 
@@ -72,6 +92,8 @@ pub struct Route<D: Space> {
     scores: Vec<D::Wide>,
     /// Experts of each row, `[r, k]`.
     chosen: Vec<u32>,
+    /// The log-sum-exp of each row's logits.
+    log_sums: Vec<D::Wide>,
     /// The row of each copy, in the order of copies.
     rows: TokenIds<D>,
     /// The weight of each copy, in the order of copies.
@@ -99,10 +121,25 @@ impl<D: Device> Route<D> {
     pub fn bytes(&self) -> usize {
         let of_copy = size_of::<u32>() + size_of::<i64>() + size_of::<usize>();
         let sorted = self.arrivals.sorted.iter().flatten().map(TokenIds::len).sum::<usize>();
-        self.scores.len() * size_of::<D::Wide>()
+        (self.scores.len() + self.log_sums.len()) * size_of::<D::Wide>()
             + self.weights.bytes()
             + self.copies() * of_copy
             + sorted * size_of::<i64>()
+    }
+
+    /// Experts of each row, `[r, k]`.
+    pub(super) fn chosen(&self) -> &[u32] {
+        &self.chosen
+    }
+
+    /// Scores of all experts, `[r, E]`.
+    pub(super) fn scores(&self) -> &[D::Wide] {
+        &self.scores
+    }
+
+    /// The log-sum-exp of each row's logits, `[r]`.
+    pub(super) fn log_sums(&self) -> &[D::Wide] {
+        &self.log_sums
     }
 
     /// Copies of this rank's rows, `m`.
@@ -154,13 +191,22 @@ impl Router {
         h: &Buffer<D>,
     ) -> Result<Route<D>, CommError> {
         let (device, routing) = (ctx.device, &self.routing);
-        let logits = ctx.widened(&self.linear.forward(ctx, h))?;
+        let logits = self.linear.forward(ctx, h);
+        let logits = ctx.widened(logits.view(), logits.len())?;
         let rows = logits.len() / routing.experts;
         let mut scores = vec![D::Wide::ZERO; logits.len()];
         let mut chosen = vec![0; rows * routing.top_k];
         let mut weights = vec![D::Wide::ZERO; chosen.len()];
-        let to = Chosen { scores: &mut scores, chosen: &mut chosen, weights: &mut weights };
-        routing::forward(device.host(), routing, &logits, None, to);
+        let mut log_sums = vec![D::Wide::ZERO; rows];
+        let to = Chosen {
+            scores: &mut scores,
+            chosen: &mut chosen,
+            weights: &mut weights,
+            log_sums: &mut log_sums,
+        };
+        let bias = self.bias.map(|bias| ctx.widened(ctx.weights.get(bias), bias.len));
+        let bias = bias.transpose()?;
+        routing::forward(device.host(), routing, &logits, bias.as_deref(), to);
         let mut places: Vec<usize> = (0..chosen.len()).collect();
         // Stable: the copies of an expert stay in the order of rows.
         places.sort_by_key(|&place| chosen[place]);
@@ -176,11 +222,13 @@ impl Router {
             arrivals: Arrivals::of(ctx, &counts)?,
             scores,
             chosen,
+            log_sums,
             places,
         })
     }
 
-    /// The gradient of the logits, from that of each copy's weight. The host computes it.
+    /// The gradient of the logits, from that of each copy's weight and those of the router's
+    /// losses. The host computes it.
     ///
     /// # Errors
     /// A device that failed.
@@ -199,7 +247,12 @@ impl Router {
         let mut dlogits = vec![D::Wide::ZERO; route.scores.len()];
         let (scores, chosen) = (&route.scores, &route.chosen);
         let (host, routing) = (device.host(), &self.routing);
-        routing::backward(host, routing, scores, chosen, &dweights, None, &mut dlogits);
+        let of_losses = self.loss_gradients(ctx, route);
+        let losses = LossGradients {
+            shares: of_losses.shares.as_deref(),
+            log_sums: of_losses.log_sums.as_deref(),
+        };
+        routing::backward(host, routing, scores, chosen, &dweights, losses, &mut dlogits);
         let mut rounded = ctx.buffer(dlogits.len());
         let wide = device.taken(dlogits);
         device.round(D::view(&wide, 0..rounded.len()), rounded.view_mut());

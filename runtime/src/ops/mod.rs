@@ -22,6 +22,7 @@ mod fused_loss;
 mod linear;
 mod loss;
 mod norm;
+mod router_losses;
 mod tiles;
 mod vocabulary;
 mod weights;
@@ -37,6 +38,7 @@ pub use fused_loss::{FusedLoss, OwnSums};
 pub use linear::{Linear, Matrix, declare_columns, declare_rows};
 pub use loss::{CrossEntropy, Softmax};
 pub use norm::{Norm, NormKind, Residual, Statistics};
+pub use router_losses::{BalanceOver, BalanceScope, RouterLog, RouterLosses};
 pub use vocabulary::{
     GradientParts, ShardKept, ShardLocal, ShardReduced, ShardSpec, SoftmaxSums, VocabularyShard,
 };
