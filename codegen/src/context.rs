@@ -144,6 +144,7 @@ fn moe(program: &Program) -> Value {
             }
         },
         "renormalised": renormalised,
+        "capacity_factor": option(moe.capacity_factor.map(float)),
         "losses": router_losses(program, moe),
         "has_experts": has_experts(moe),
         "scale": float(scale),

@@ -266,14 +266,10 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
 /// What mixtures of experts do that layers of the runtime do not.
 fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
     refused.unless(!moe.biased, "model.moe", "experts with biases", "experts without");
-    let dropless = moe.capacity_factor.is_none();
-    refused.unless(dropless, "model.moe", "a capacity factor", "none, which drops nothing");
 }
 
 /// Splits of experts that leave ranks unequal parts, or the same tokens on several.
 fn refuse_expert_splits(moe: &Moe, d: &Decisions, refused: &mut Refused) {
-    let unbounded = d.capacity_factor.is_none();
-    refused.unless(unbounded, "capacity_factor", "a number", "none, which drops nothing");
     let different = d.tp == 1 || d.sequence_parallel;
     refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
     let together = moe.aux_loss > 0.0 && moe.losses.over == AuxOver::AllLayers;

@@ -5,7 +5,7 @@ mod common;
 use common::{Run, Split, changed, check, compare, model, open, train, train_program};
 use direct::Direct;
 use models::decisions::Offload;
-use models::model::{ExpertChoice, Router};
+use models::model::{ExpertChoice, ModelSpec, Router};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::comm::{Options, run_ranks};
@@ -119,4 +119,66 @@ fn shared_experts_and_groups() {
     for split in splits() {
         compare(&format!("{split:?}"), &run(&split), &reference);
     }
+}
+
+fn mixtral(capacity_factor: Option<f64>) -> ModelSpec {
+    let mut model = model("mixtral");
+    model.moe.as_mut().unwrap().capacity_factor = capacity_factor;
+    model
+}
+
+fn with_capacity(factor: Option<f64>, split: &Split) -> Run {
+    let program = split.program(&mixtral(factor));
+    train_program::<f64>(&program, split, 2, Some("mixtral"), &*open("mixtral"))
+}
+
+#[test]
+fn what_is_dropped_does_not_depend_on_the_split() {
+    let alone = Split { micro_batch: 2, ..Split::default() };
+    let reference = with_capacity(Some(1.0), &alone);
+    let dropless = with_capacity(None, &alone);
+    assert!((reference.losses[0] - dropless.losses[0]).abs() > 1e-4, "nothing was dropped");
+    for split in splits() {
+        if split.micro_batch == 2 {
+            compare(&format!("{split:?}"), &with_capacity(Some(1.0), &split), &reference);
+        }
+    }
+}
+
+/// Experts are 4 and a row has 2: at twice its share an expert takes every row.
+#[test]
+fn room_for_all_drops_nothing() {
+    let split = Split { dp: 2, ep: 2, ..Split { micro_batch: 2, ..Split::default() } };
+    let moe = mixtral(None).moe.unwrap();
+    let factor = moe.experts as f64 / moe.top_k as f64;
+    assert!(with_capacity(Some(factor), &split) == with_capacity(None, &split));
+}
+
+/// Where all rows choose the same two experts, some ranks send nothing.
+#[test]
+fn ranks_whose_copies_are_all_dropped() {
+    let path = changed("mixtral", |name, values| {
+        if name.ends_with("gate.weight") {
+            values.fill(0.0);
+        }
+    });
+    let run = |split: &Split| {
+        let program = split.program(&mixtral(Some(0.125)));
+        let stages = Direct::new(&program);
+        let ranks = run_ranks(split.ranks(), Options::default(), |world| {
+            let host = Host::<f64>::serial();
+            let mut rank = Rank::new(&stages, world, host, split.reduction, 0).unwrap();
+            rank.load(&Checkpoint::open(&path).unwrap()).unwrap();
+            let result = rank.gradients(&*open("mixtral"), 0, None).unwrap();
+            (result.loss, rank.whole_gradients().unwrap())
+        });
+        let (loss, gradients) = ranks.into_iter().next().unwrap();
+        let (losses, gradients) = (vec![loss], gradients.unwrap());
+        Run { losses, norms: vec![], aux_losses: vec![], gradients, weights: BTreeMap::new() }
+    };
+    let reference = run(&Split { micro_batch: 2, ..Split::default() });
+    for split in splits().iter().filter(|split| split.micro_batch == 2) {
+        compare(&format!("{split:?}"), &run(split), &reference);
+    }
+    std::fs::remove_file(path).unwrap();
 }

@@ -104,9 +104,10 @@ impl Declared<'_> {
                 let moe = model.moe.as_ref().expect("routers are of mixtures of experts");
                 let (name, routing, layer) = (self.name(tensor), routing(moe), self.layer());
                 let deviation = sizes.deviation;
-                Field::Router(ops::Router::declare(
+                let router = ops::Router::declare(
                     &name, layer, hidden, routing, deviation, split, inventory,
-                ))
+                );
+                Field::Router(ops::Router { capacity_factor: moe.capacity_factor, ..router })
             }
             FieldKind::Experts { tensor, outputs, inputs } => {
                 Field::Experts(self.experts(tensor, [*outputs, *inputs], inventory))

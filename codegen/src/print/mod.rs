@@ -106,8 +106,9 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 43] = [
+const PLAN: [&str; 44] = [
     "ACTIVATION",
+    "CAPACITY_FACTOR",
     "DEVIATION",
     "EXPERTS",
     "EXPERT_INNER",

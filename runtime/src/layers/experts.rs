@@ -45,7 +45,8 @@ pub struct Received<D: Space, const C: usize>(ops::Received<D>);
 pub struct Experts<const IN: usize, const OUT: usize>(ops::ExpertLinear);
 
 impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
-    /// Declares the router of layer `layer`.
+    /// Declares the router of layer `layer`. An expert takes at most `capacity_factor` times its
+    /// balanced share of a micro-batch's copies, those with the largest weights; all if `None`.
     ///
     /// # Panics
     /// It is for another number of experts.
@@ -54,11 +55,13 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         name: &str,
         layer: usize,
         routing: Routing,
+        capacity_factor: Option<f64>,
         deviation: f64,
         inventory: &mut Inventory,
     ) -> Self {
         assert!(routing.experts == E, "a router for {} experts, not {E}", routing.experts);
         let router = ops::Router::declare(name, layer, C, routing, deviation, P::SPLIT, inventory);
+        let router = ops::Router { capacity_factor, ..router };
         Self { router, placement: PhantomData }
     }
 

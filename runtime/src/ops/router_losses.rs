@@ -13,10 +13,10 @@
 //! goes through counts. So a rank needs counts of all rows before its backward pass, and of sums
 //! its own rows' alone.
 
+use super::Context;
+use super::router::{Route, Router};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::Device;
-use crate::ops::Context;
-use crate::ops::experts::{Route, Router};
 use crate::spec::TrainerSpec;
 use kernels::Real;
 use kernels::routing::Routing;
