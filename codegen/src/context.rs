@@ -151,22 +151,20 @@ fn moe(program: &Program) -> Value {
     })
 }
 
-/// What routers add to the loss, in Rust.
-fn router_losses(program: &Program, moe: &Moe) -> String {
+/// What routers add to the loss.
+fn router_losses(program: &Program, moe: &Moe) -> Value {
     if !moe.has_losses() {
-        return "None".to_owned();
+        return Value::Null;
     }
-    let (balance, z) = (float(moe.aux_loss), float(moe.losses.z_loss));
-    let over = format!("BalanceOver::{:?}", moe.losses.over);
-    let scope = match program.aux_scope {
-        AuxScope::MicroBatch => "MicroBatch",
-        AuxScope::GlobalBatch => "GlobalBatch",
-    };
-    let sizes = "layers: LAYERS, experts: EXPERTS";
-    format!(
-        "Some(RouterLosses {{ balance: {balance}, z: {z}, over: {over}, scope: \
-         BalanceScope::{scope}, {sizes} }})"
-    )
+    json!({
+        "balance": float(moe.aux_loss),
+        "z": float(moe.losses.z_loss),
+        "over": format!("{:?}", moe.losses.over),
+        "scope": match program.aux_scope {
+            AuxScope::MicroBatch => "MicroBatch",
+            AuxScope::GlobalBatch => "GlobalBatch",
+        },
+    })
 }
 
 /// Whether layer `number` has experts, in Rust.

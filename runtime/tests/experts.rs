@@ -145,7 +145,7 @@ fn what_is_dropped_does_not_depend_on_the_split() {
     }
 }
 
-/// Experts are 4 and a row has 2: at twice its share an expert takes every row.
+/// At `E / k` times its share an expert takes every row.
 #[test]
 fn room_for_all_drops_nothing() {
     let split = Split { dp: 2, ep: 2, ..Split { micro_batch: 2, ..Split::default() } };

@@ -55,7 +55,9 @@ mod norm;
 mod placement;
 mod tensor;
 
-pub use crate::ops::{Context, Gradients, Matrix, VocabTable, WeightWork};
+pub use crate::ops::{
+    BalanceOver, BalanceScope, Context, Gradients, Matrix, RouterLosses, VocabTable, WeightWork,
+};
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, Saved};
 pub use embedding::{Positions, TokenEmbedding};
