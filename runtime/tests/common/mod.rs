@@ -322,6 +322,33 @@ pub fn distance(a: &[f64], b: &[f64]) -> f64 {
     square(&mut a.iter().zip(b).map(|(a, b)| a - b)) / square(&mut b.iter().copied())
 }
 
+/// Compares a run in f64 with another split's: losses to 1e-12, gradients to 1e-11.
+pub fn compare(what: &str, run: &Run, reference: &Run) {
+    for (step, (found, expected)) in run.losses.iter().zip(&reference.losses).enumerate() {
+        let off = (found - expected).abs();
+        assert!(off <= 1e-12, "{what}: loss of step {step} is off by {off:e}");
+    }
+    for (step, (found, expected)) in run.norms.iter().zip(&reference.norms).enumerate() {
+        let off = (found / expected - 1.0).abs();
+        assert!(off <= 1e-11, "{what}: norm of step {step} is off by {off:e}");
+    }
+    assert!(run.gradients.keys().eq(reference.gradients.keys()), "{what}: other parameters");
+    for (name, (shape, values)) in &run.gradients {
+        assert_eq!(shape, &reference.gradients[name].0, "{what}: {name}");
+        let expected = &reference.gradients[name].1;
+        if expected.iter().all(|value| *value == 0.0) {
+            assert_eq!(values, expected, "{what}: gradient of {name}");
+            continue;
+        }
+        let off = distance(values, expected);
+        assert!(off <= 1e-11, "{what}: gradient of {name} is off by {off:e}");
+    }
+    for (name, (_, values)) in &run.weights {
+        let off = distance(values, &reference.weights[name].1);
+        assert!(off <= 1e-8, "{what}: {name} is off by {off:e}");
+    }
+}
+
 /// The README's checksums of a tensor: sum, l2 and dot.
 pub fn checksums(values: &[f64]) -> [f64; 3] {
     let dot = |(i, x): (usize, &f64)| x * ((i % 997 + 1) as f64 / 997.0);
