@@ -269,7 +269,8 @@ fn bf16_trains_to_the_losses_of_f64() {
     let folder = Folder::new("bf16");
     let path = folder.write(&weights(&model));
     let reference = train(&model, &Split::default(), &path, 5);
-    let around = Split { tp: 2, cp: 2, micro_batch: 2, sequence_parallel: true, ..Split::default() };
+    let around =
+        Split { tp: 2, cp: 2, micro_batch: 2, sequence_parallel: true, ..Split::default() };
     for split in [Split::default(), around] {
         let program = split.program(&model);
         let run = |world| {

@@ -23,7 +23,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-const CASES: [&str; 6] = ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe"];
+const CASES: [&str; 7] =
+    ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe", "latent"];
 const TP: [usize; 3] = [1, 2, 4];
 const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];

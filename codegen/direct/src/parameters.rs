@@ -126,7 +126,9 @@ impl Declared<'_> {
                 let split = sizes.tp > 1;
                 Field::Norm(ops::Norm::declare(&name, columns, kind, split, inventory))
             }
-            FieldKind::Attention | FieldKind::LatentAttention => Field::Attention(self.attention(model)),
+            FieldKind::Attention | FieldKind::LatentAttention => {
+                Field::Attention(self.attention(model))
+            }
             FieldKind::Tokens => {
                 let table = table(self.lowered, self.lowered.names.embedding(), false);
                 let (table, scale) = (table.declare(inventory), model.numerics.embedding_scale);

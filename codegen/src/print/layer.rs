@@ -106,13 +106,13 @@ fn names(print: &Statements<'_>, values: &[Value]) -> Vec<String> {
 
 /// Names of norms and matrices that several fields use.
 fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
-    let fused = segment.fields.iter().any(
-        |field| matches!(
+    let fused = segment.fields.iter().any(|field| {
+        matches!(
             &field.kind,
             FieldKind::Column { matrix, .. } | FieldKind::Down { matrix, .. }
                 if matrix.blocks.len() > 1
-        ),
-    );
+        )
+    });
     let mut lines = vec![
         "let matrix = |tensor: &str| Matrix::named(name(tensor), DEVIATION);".to_owned(),
         "let to_stream = |tensor: &str| Matrix::named(name(tensor), STREAM_DEVIATION);".to_owned(),

@@ -230,7 +230,14 @@ impl<P: HeadPlacement, const Q: usize, const V: usize> LatentAttention<P, Q, V> 
     }
 
     /// Keys and values, from what was projected up and the rotated part that all heads share.
-    pub fn join<D: Device, const R: usize, const U: usize, const S: usize, const K: usize, const C: usize>(
+    pub fn join<
+        D: Device,
+        const R: usize,
+        const U: usize,
+        const S: usize,
+        const K: usize,
+        const C: usize,
+    >(
         &self,
         ctx: &Context<'_, D>,
         up: &Tensor<D, P, R, U>,
@@ -243,7 +250,14 @@ impl<P: HeadPlacement, const Q: usize, const V: usize> LatentAttention<P, Q, V> 
     /// The backward pass of [`Self::join`]. That of the shared part is a sum over this rank's
     /// heads.
     #[allow(clippy::type_complexity)]
-    pub fn split<D: Device, const R: usize, const K: usize, const C: usize, const U: usize, const S: usize>(
+    pub fn split<
+        D: Device,
+        const R: usize,
+        const K: usize,
+        const C: usize,
+        const U: usize,
+        const S: usize,
+    >(
         &self,
         ctx: &Context<'_, D>,
         dk: &Tensor<D, P, R, K>,

@@ -73,7 +73,7 @@ pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};
 pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};
 pub use placement::{
-    Axis, Columns, Cp, Dp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Pp, Split,
-    StreamPlacement, TablePlacement, Tp, VocabPlacement, Whole,
+    Axis, Columns, Cp, Dp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Pp,
+    Split, StreamPlacement, TablePlacement, Tp, VocabPlacement, Whole,
 };
 pub use tensor::{LogSumExp, Numbers, Statistics, Stream, Tensor};

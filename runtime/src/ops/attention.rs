@@ -212,11 +212,8 @@ impl Attention {
             let (k, v) = (k.part(k_at.clone()), v.part(v_at.clone()));
             let (q, out) = (q.part(q_at.clone()), out.part(out_at.clone()));
             let saved = Saved { q, k, v, out, lse: lse.part(scaled(&queries, both[0])) };
-            let gradients = Gradients {
-                dq: dq.part_mut(q_at),
-                dk: dk.part_mut(k_at),
-                dv: dv.part_mut(v_at),
-            };
+            let gradients =
+                Gradients { dq: dq.part_mut(q_at), dk: dk.part_mut(k_at), dv: dv.part_mut(v_at) };
             ctx.device.attention_backward(&shape, saved, dout.part(out_at), gradients);
         }
         [dq, dk, dv]

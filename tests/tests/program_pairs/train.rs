@@ -8,7 +8,7 @@ use std::path::Path;
 
 const STEPS: u64 = 2;
 
-/// Trains on a golden case's tokens from its weights. Returns the bits of each step's loss and
+/// Trains on a golden case's tokens from its weights, or from a seed if it has none. Returns the bits of each step's loss and
 /// gradient norm, and a sum over those of the final weights.
 pub fn bits(stages: &dyn Stages<Host<f64>>, golden: &Path) -> String {
     let ranks = stages.spec().world_size();
@@ -28,7 +28,10 @@ fn of_rank(
     let reduction = stages.spec().reduction;
     let mut rank =
         Rank::new(stages, world, Host::<f64>::serial(), reduction, 1234).expect("ranks meet");
-    rank.load(&Checkpoint::open(golden).expect("the weights are there")).expect("they fit");
+    match golden.join("model.safetensors").exists() {
+        true => rank.load(&Checkpoint::open(golden).expect("it is there")).expect("they fit"),
+        false => rank.initialise().expect("ranks are there"),
+    }
     let optimizer = Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: Some(1.0) };
     let mut text = String::new();
     for step in 0..STEPS {
