@@ -1,7 +1,7 @@
 //! Values for the templates: a plan's program as plain data.
 
 use crate::RuntimeSource;
-use crate::lower::Width;
+use crate::lower::{LATENT_EPS, Sizes, Width};
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, Offload, RankOrder};
 use models::formulas::flops::training_flops;
@@ -41,7 +41,8 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         // Programs of one name may share a target directory, where cargo distinguishes them by
         // version.
         "version": format!("0.1.0+{}", hash.get(..12).unwrap_or(hash)),
-        "model": model(spec),
+        "model": model(spec, sizes),
+        "latent": latent(spec, sizes),
         "decisions": d,
         "element": match d.dtype {
             Dtype::F64 => "f64",
@@ -253,7 +254,19 @@ fn option(value: Option<String>) -> String {
     value.map_or_else(|| "None".to_owned(), |value| format!("Some({value})"))
 }
 
-fn model(model: &ModelSpec) -> Value {
+/// Numbers of latent attention.
+fn latent(model: &ModelSpec, sizes: &Sizes) -> Value {
+    let Some(mla) = &model.attention.mla else { return Value::Null };
+    json!({
+        "q_rank": mla.q_rank,
+        "kv_rank": mla.kv_rank,
+        "rotary_dim": sizes.rotary_dim,
+        "value_dim": sizes.value_dim,
+        "eps": float(LATENT_EPS),
+    })
+}
+
+fn model(model: &ModelSpec, sizes: &Sizes) -> Value {
     json!({
         "layers": model.layers,
         "hidden": model.hidden,
@@ -261,7 +274,7 @@ fn model(model: &ModelSpec) -> Value {
         "seq_len": model.seq_len,
         "heads": model.attention.heads,
         "kv_heads": model.attention.kv_heads,
-        "head_dim": model.attention.head_dim,
+        "head_dim": sizes.head_dim,
         "ffn": model.mlp.ffn,
         "norm_eps": float(model.numerics.norm_eps),
         "embedding_scale": float(model.numerics.embedding_scale),

@@ -45,6 +45,7 @@
 //! | [`random`] | uniform and normal numbers by global element index | |
 //! | [`adamw`] | weights and moments in place | |
 //! | [`transpose`] | `[a, b, inner] -> [b, a, inner]` | itself |
+//! | [`latent_heads`] | `up[t,heads,c+d] rotary[t,r] -> k[t,heads,c+r], v[t,heads,d]` | `dup`, `drotary` |
 
 mod check;
 mod columns;
@@ -63,6 +64,7 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod gemm;
+pub mod latent_heads;
 pub mod layer_norm;
 pub mod random;
 pub mod rms_norm;

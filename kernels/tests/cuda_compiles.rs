@@ -10,6 +10,7 @@ use kernels::cuda::{Floor, Module, SOURCES, Source, Storage, nvrtc};
 use kernels::dropout::{self, Dropout};
 use kernels::elementwise;
 use kernels::embedding::{self, Embedding};
+use kernels::latent_heads::{self, LatentHeads};
 use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, Stream};
 use kernels::rms_norm::{self, RmsNorm};
@@ -91,6 +92,17 @@ fn shapes(source: Source) -> Vec<Shape> {
             let backward = embedding::cuda::backward_floor(&embedding, storage, TOKENS);
             let floors = vec![("embedding_forward", forward), ("embedding_backward", backward)];
             shape(format!("{TOKENS} x {columns}"), module, floors)
+        }),
+        "latent_heads" => each(storages, [()], |storage, ()| {
+            let (content, rotary, value) = (128, 64, 128);
+            let of = LatentHeads { tokens: TOKENS, heads: 16, content, rotary, value };
+            let module = latent_heads::cuda::module(storage, &of, storage.pack(rotary));
+            let floors = vec![
+                ("latent_heads_join", latent_heads::cuda::join_floor(&of, storage)),
+                ("latent_heads_split", latent_heads::cuda::copies_floor(&of, storage)),
+                ("latent_heads_sum", latent_heads::cuda::sums_floor(&of, storage)),
+            ];
+            shape(format!("{} heads of {content} + {rotary}, {value}", of.heads), module, floors)
         }),
         "layer_norm" => each(storages, [768, 1600, 12_288], layer_norms),
         "random" => each([Storage::F32], [1 << 20], |_, elements| {

@@ -255,14 +255,14 @@ pub fn saved_bytes(
     }
     let selective = recompute == Recompute::Selective;
     let mask = if model.dropout > 0.0 { activation::dropout_mask_bytes(hidden) } else { 0.0 };
-    let kept_outputs = if selective && fused_attention { 0.0 } else { 2.0 };
-    let norms = activation::norm_bytes(hidden, e, model.norm.per_layer as f64, kept_outputs);
-    let attention = attention_saved(model, split, e)
+    // Of norms and the activation function: computed again, or kept.
+    let outputs = if selective && fused_attention { 0.0 } else { 1.0 };
+    let norms = activation::norm_bytes(hidden, e, model.norm.per_layer as f64, 2.0 * outputs);
+    let attention = attention_saved(model, split, e, outputs)
         + if fused_attention { 0.0 } else { score_bytes(model, kind, split, e, selective) };
-    let product = if selective && fused_attention { 0.0 } else { 1.0 };
     let inputs = input_matrices(model.mlp.activation) as f64;
     let activated = activated_elements(model, kind, split);
-    let feed_forward = activation::feed_forward_bytes(activated, e, inputs, product);
+    let feed_forward = activation::feed_forward_bytes(activated, e, inputs, outputs);
     norms + mask + attention + feed_forward + moe_saved(model, kind, split, e)
 }
 
@@ -303,24 +303,24 @@ pub fn every_second_product_bytes(
     2.0 * e * hidden + attention + e * activated_elements(model, kind, split)
 }
 
-/// Q, K, V, the attention output and its log-sum-exp, bytes; for MLA also the compressed inputs.
+/// Q, K, V, the attention output and its log-sum-exp, bytes; for MLA also the latent vectors before
+/// their norms, and a share `normed` of those behind, which the up-projections read.
 ///
 /// With Ulysses the output is kept twice: by heads, for attention, and by tokens, for the
 /// projection behind it. If there are fewer key/value heads than Ulysses ranks, ranks keep copies.
-fn attention_saved(model: &ModelSpec, split: &Split, e: f64) -> f64 {
+fn attention_saved(model: &ModelSpec, split: &Split, e: f64, normed: f64) -> f64 {
     let tokens = split.tokens(model) as f64;
     let heads = LocalHeads::new(model, split.tp);
     let outputs = if split.cp_ulysses > 1 { 2 } else { 1 };
     let widths = heads.q_width() + outputs * heads.out_width();
     let copies = split.cp_ulysses.div_ceil(heads.kv_heads).max(1);
-    let (kv, compressed) = match model.attention.mla {
-        Some(mla) => (
-            heads.heads * (heads.qk_dim + heads.v_dim),
-            mla.q_rank.unwrap_or(0) + mla.kv_rank + mla.rope_dim,
-        ),
+    let (kv, latents) = match model.attention.mla {
+        Some(mla) => {
+            (heads.heads * (heads.qk_dim + heads.v_dim), mla.q_rank.unwrap_or(0) + mla.kv_rank)
+        }
         None => (copies * heads.kv_width(), 0),
     };
-    let width = (widths + kv + compressed) as f64;
+    let width = (widths + kv) as f64 + (1.0 + normed) * latents as f64;
     activation::attention_bytes(tokens, width, heads.heads as f64, e)
 }
 

@@ -228,7 +228,8 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
     if let Some(moe) = &model.moe {
         refuse_mixtures(moe, &mut refused);
     }
-    refused.unless(attention.mla.is_none(), "model.mla", "latent attention", "none");
+    let normed_heads = attention.mla.is_some() && attention.qk_norm;
+    refused.unless(!normed_heads, "model.mla", "norms of heads", "latent attention without");
     refused.unless(!attention.sinks, "model.sinks", "true", "false");
     let unknown = &model.numerics.unknown;
     refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");

@@ -7,7 +7,7 @@
 
 use crate::layer::LocalHeads;
 use crate::mesh::ExpertSplit;
-use crate::model::{ModelSpec, Moe, NormKind, Positions, Router};
+use crate::model::{Mla, ModelSpec, Moe, NormKind, Positions, Router};
 use crate::program::Program;
 
 /// A tensor's part on one rank.
@@ -28,11 +28,10 @@ pub fn layer(program: &Program, index: usize) -> Vec<Held> {
     let (model, tp) = (&program.model, program.mesh.tp);
     let h = model.hidden;
     let heads = LocalHeads::new(model, tp);
-    let (q, k, v) = (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
-    let mut tensors = vec![held("q", &[q, h]), held("k", &[k, h]), held("v", &[v, h])];
-    if model.attention.qkv_bias {
-        tensors.extend([held("q bias", &[q]), held("k bias", &[k]), held("v bias", &[v])]);
-    }
+    let mut tensors = match model.attention.mla {
+        Some(mla) => latent(model, mla, &heads),
+        None => projections(model, &heads),
+    };
     tensors.push(held("out", &[h, heads.out_width()]));
     if model.attention.out_bias {
         tensors.push(held("out bias", &[h]));
@@ -47,6 +46,37 @@ pub fn layer(program: &Program, index: usize) -> Vec<Held> {
     for _ in 0..model.norm.per_layer {
         tensors.extend(norm(model));
     }
+    tensors
+}
+
+/// Queries, keys and values from the layer's input.
+fn projections(model: &ModelSpec, heads: &LocalHeads) -> Vec<Held> {
+    let h = model.hidden;
+    let (q, k, v) = (heads.q_width(), heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
+    let mut tensors = vec![held("q", &[q, h]), held("k", &[k, h]), held("v", &[v, h])];
+    if model.attention.qkv_bias {
+        tensors.extend([held("q bias", &[q]), held("k bias", &[k]), held("v bias", &[v])]);
+    }
+    tensors
+}
+
+/// The same of latent attention: down-projections and norms whole, up-projections by heads.
+fn latent(model: &ModelSpec, mla: Mla, heads: &LocalHeads) -> Vec<Held> {
+    let (h, q) = (model.hidden, heads.q_width());
+    let down = |name, bias, width: u64| {
+        let biases = model.attention.qkv_bias.then(|| held(bias, &[width]));
+        std::iter::once(held(name, &[width, h])).chain(biases)
+    };
+    let mut tensors = match mla.q_rank {
+        None => vec![held("q", &[q, h])],
+        Some(rank) => {
+            let up = [held("q latent norm", &[rank]), held("q up", &[q, rank])];
+            down("q down", "q down bias", rank).chain(up).collect()
+        }
+    };
+    tensors.extend(down("kv down", "kv down bias", mla.kv_rank + mla.rope_dim));
+    let up = heads.heads * (model.attention.head_dim + heads.v_dim);
+    tensors.extend([held("kv latent norm", &[mla.kv_rank]), held("kv up", &[up, mla.kv_rank])]);
     tensors
 }
 

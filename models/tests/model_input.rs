@@ -326,6 +326,7 @@ fn hugging_face_keys_are_read_or_named() {
         ("\"quantization_config\": {\"bits\": 4}", "quantization_config"),
         ("\"rope_scaling\": {\"factor\": 8.0}", "rope_scaling"),
         ("\"add_cross_attention\": true", "add_cross_attention"),
+        ("\"rope_interleave\": false", "rope_interleave: false"),
     ] {
         let (said, found) = told(keys);
         assert_eq!(found, [unknown]);
@@ -335,7 +336,7 @@ fn hugging_face_keys_are_read_or_named() {
         );
     }
     let harmless = "\"partial_rotary_factor\": 1.0, \"quantization_config\": null, \"rope_scaling\": null, \
-                    \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
+                    \"rope_interleave\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
                     \"architectures\": [\"LlamaForCausalLM\"], \"use_cache\": true, \"bos_token_id\": 1";
     assert_eq!(told(harmless), (vec![], vec![]));
     let (said, unknown) = told("\"clip_qkv\": 8,\n\"rope_thetaa\": 5e5");

@@ -49,8 +49,12 @@ pub struct TrainerSpec {
     pub hidden: usize,
     /// Size of the vocabulary: valid tokens are below it.
     pub vocab_size: usize,
-    /// Columns of an attention head.
+    /// Columns of an attention head of queries and keys.
     pub head_dim: usize,
+    /// Columns of an attention head of values.
+    pub value_dim: usize,
+    /// Columns of a head that are rotated, if positions are rotary.
+    pub rotary_dim: usize,
     /// Base of the rotary embedding's frequencies, if positions are rotary.
     pub rope_theta: Option<f64>,
     /// Dropout probability, 0 for none.

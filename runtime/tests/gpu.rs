@@ -7,7 +7,7 @@ use common::{Run, Split, check, model, open, train_on, train_program};
 use half::bf16;
 use models::decisions::{CpStyle, Offload, Vocab};
 use models::input::Source;
-use models::model::read;
+use models::model::{ModelSpec, read};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::Number;
@@ -82,19 +82,30 @@ impl Samples for Noise {
     }
 }
 
-/// A model with heads of 16, the narrowest for tensor cores, in bf16 against the CPU's f32.
+/// Models with heads of 16, the narrowest for tensor cores, in bf16 against the CPU's f32: one with
+/// grouped queries, and one with latent attention, whose keys are wider than its values.
 #[test]
 fn heads_of_16_in_bf16() {
-    let text = "name: small\nlayers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 96\nvocab: 96\n\
-                seq_len: 32\nglobal_batch: 8\n";
-    let source = Source::from_bytes("small.yaml", text.as_bytes().to_vec()).unwrap();
-    let (model, gpu) = (read(&source).unwrap(), machine());
+    for heads in
+        ["kv_heads: 2", "head_dim: 16\nmla: {q_rank: 24, kv_rank: 16, rope_dim: 16, value_dim: 16}"]
+    {
+        let text = format!(
+            "name: small\nlayers: 2\nhidden: 64\nheads: 4\n{heads}\nffn: 96\nvocab: 96\n\
+             seq_len: 32\nglobal_batch: 8\n"
+        );
+        let source = Source::from_bytes("small.yaml", text.into_bytes()).unwrap();
+        in_bf16(&read(&source).unwrap());
+    }
+}
+
+fn in_bf16(model: &ModelSpec) {
+    let gpu = machine();
     let schedule = ScheduleName::ZbH1;
     let split = Split { pp: 2, tp: 2, micro_batch: 4, schedule, ..Split::default() };
     let shared = Split { cp: 2, dp: 2, zero: 3, micro_batch: 2, ..Split::default() };
     let ulysses = Split { cp: 2, cp_style: CpStyle::Ulysses, zero: 2, ..Split::default() };
     for split in [Split::default(), split, shared, ulysses] {
-        let program = split.program(&model);
+        let program = split.program(model);
         let run = |world| {
             let device = Gpu::<bf16>::new(gpu.fork().expect("a queue"));
             train_on(device, &program, &split, 2, None, &Noise, world)

@@ -9,7 +9,7 @@ use models::decisions::{
     RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
-use models::program::{Program, Recompute};
+use models::program::{Program, Recompute, unsupported_model};
 use models::schedule::{PassTimes, ScheduleName, VocabPasses};
 use runtime::comm::{Options, run_ranks};
 use runtime::{Host, Rank, Reduction};
@@ -136,6 +136,12 @@ fn what_cannot_be_run_is_refused_by_name() {
     scaled.numerics.unknown = vec!["rope_scaling".to_owned()];
     let text = Program::new(&scaled, &decisions(), &stages()).unwrap_err().to_string();
     assert!(text.contains("rope_scaling"), "{text}");
+    let of_latents =
+        |model| unsupported_model(model).iter().any(|what| what.decision == "model.mla");
+    let mut latent = model("deepseek_v3");
+    assert!(!of_latents(&latent));
+    latent.attention.qk_norm = true;
+    assert!(of_latents(&latent));
 }
 
 /// An edited program may say what no plan says: every rank refuses it before it talks to others.

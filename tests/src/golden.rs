@@ -12,6 +12,11 @@ pub fn folder(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
 }
 
+/// Whether a case has weights; without, training begins with those of a seed.
+pub fn has_weights(case: &str) -> bool {
+    folder(case).join("model.safetensors").exists()
+}
+
 /// The fastest plan of a case for a laptop's CPU, with these settings pinned.
 ///
 /// # Panics

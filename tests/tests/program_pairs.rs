@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-const CASES: [&str; 7] =
-    ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe", "mixtral"];
+const CASES: [&str; 8] =
+    ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe", "mixtral", "latent"];
 const TP: [usize; 3] = [1, 2, 4];
 const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];
@@ -268,7 +268,7 @@ fn plans() -> BTreeMap<&'static str, Plan> {
     let plan = |case| {
         let mut plan = planned(case, 1, &["tp=1", "pp=1"]);
         plan.decisions.dtype = Dtype::F64;
-        if !has_weights(case) {
+        if case == "mixtral" {
             add_to(plan.inputs.model.moe.as_mut().expect("it has experts"));
         }
         (case, plan)
@@ -278,7 +278,7 @@ fn plans() -> BTreeMap<&'static str, Plan> {
 
 /// Whether a case's model is that of its checkpoint.
 fn has_weights(case: &str) -> bool {
-    case != "mixtral"
+    !["mixtral", "latent"].contains(&case)
 }
 
 /// What mixtures may have besides.

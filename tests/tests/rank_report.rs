@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use direct::Direct;
-use meshwright_tests::golden::{folder, planned};
+use meshwright_tests::golden::{folder, has_weights, planned};
 use models::decisions::CpStyle;
 use models::formulas::communication::{
     LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
@@ -26,7 +26,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 26] = [
+const PLANS: [(&str, u64, &[&str]); 29] = [
     (
         "llama_gqa",
         8,
@@ -220,6 +220,46 @@ const PLANS: [(&str, u64, &[&str]); 26] = [
             "recompute_group=2",
         ],
     ),
+    (
+        "latent",
+        8,
+        &[
+            "tp=2",
+            "pp=2",
+            "dp=2",
+            "zero_stage=0",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "sequence_parallel=true",
+        ],
+    ),
+    (
+        "latent",
+        4,
+        &[
+            "tp=2",
+            "pp=1",
+            "cp=2",
+            "cp_style=zigzag",
+            "zero_stage=0",
+            "micro_batch=2",
+            "sequence_parallel=false",
+            "recompute=selective",
+        ],
+    ),
+    (
+        "latent",
+        4,
+        &[
+            "tp=1",
+            "pp=1",
+            "cp=4",
+            "cp_style=hybrid",
+            "cp_ulysses=2",
+            "zero_stage=0",
+            "micro_batch=2",
+        ],
+    ),
 ];
 
 struct Ran {
@@ -288,9 +328,11 @@ fn report(case: &str, program: &Program, what: &str) -> Vec<Value> {
     let file = format!("ranks-{}.jsonl", what.replace([' ', '='], "-"));
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(file);
     let data = folder(case).join("tokens.safetensors");
-    let words = ["trainer", "--steps", "2", "--init-from"].map(std::ffi::OsString::from);
-    let words = words.into_iter().chain([folder(case).into(), "--data".into(), data.into()]);
-    let words = words.chain(["--rank-report".into(), path.clone().into()]);
+    let mut words = vec!["trainer".into(), "--steps".into(), "2".into()];
+    if has_weights(case) {
+        words.extend(["--init-from".into(), folder(case).into_os_string()]);
+    }
+    words.extend(["--data".into(), data.into(), "--rank-report".into(), path.clone().into()]);
     let stages = Direct::new(program);
     train::<f32, _>(&stages, &Flags::parse_from(words), &Interrupt::default()).expect("it trains");
     let text = std::fs::read_to_string(path).expect("the run wrote it");

@@ -1,6 +1,6 @@
 //! A segment's fields on one rank: its parameters, declared, and what operations need besides.
 
-use codegen::lower::{FieldKind, Lowered, Matrix, Norm, Segment, TensorNames, Width};
+use codegen::lower::{FieldKind, LATENT_EPS, Lowered, Matrix, Norm, Segment, TensorNames, Width};
 use kernels::activation::Activation;
 use kernels::routing::{Routing, Scoring};
 use models::decisions::AuxScope;
@@ -83,7 +83,7 @@ impl Declared<'_> {
                 let kind = norm_kind(&sizes.norm);
                 Field::Norm(ops::Norm::declare(&name, hidden, kind, split, inventory))
             }
-            FieldKind::Column { matrix, block, .. } => {
+            FieldKind::Column { matrix, block, .. } | FieldKind::Down { matrix, block, .. } => {
                 if *block == 0 {
                     let blocks: Vec<RowBlock> =
                         matrix.blocks.iter().map(|&width| self.block(width)).collect();
@@ -91,6 +91,17 @@ impl Declared<'_> {
                     self.blocks = ops::declare_rows(&matrix, &blocks, hidden, inventory);
                 }
                 Field::Linear(self.blocks[*block])
+            }
+            FieldKind::Up { matrix, inputs, outputs } => {
+                let (blocks, matrix) = ([self.block(*outputs)], self.matrix(matrix));
+                let inputs = sizes.columns(*inputs) as usize;
+                Field::Linear(ops::declare_rows(&matrix, &blocks, inputs, inventory)[0])
+            }
+            FieldKind::LatentNorm { tensor, width } => {
+                let kind = ops::NormKind::Rms { eps: LATENT_EPS, unit_offset: false };
+                let (name, columns) = (self.name(tensor), sizes.columns(*width) as usize);
+                let partial = sizes.tp > 1;
+                Field::Norm(ops::Norm::declare(&name, columns, kind, partial, inventory))
             }
             FieldKind::Row { matrix, inputs } => {
                 let (inputs, _) = sizes.whole(*inputs);
@@ -118,7 +129,9 @@ impl Declared<'_> {
                 let split = sizes.tp > 1;
                 Field::Norm(ops::Norm::declare(&name, columns, kind, split, inventory))
             }
-            FieldKind::Attention => Field::Attention(self.attention(model)),
+            FieldKind::Attention | FieldKind::LatentAttention => {
+                Field::Attention(self.attention(model))
+            }
             FieldKind::Tokens => {
                 let table = table(self.lowered, self.lowered.names.embedding(), false);
                 let (table, scale) = (table.declare(inventory), model.numerics.embedding_scale);
@@ -209,6 +222,10 @@ impl Declared<'_> {
             kv_heads: sizes.kv_heads[1] as usize,
             total_heads: sizes.heads[0] as usize,
             head_dim: sizes.head_dim as usize,
+            latent: attention.mla.map(|mla| ops::Latent {
+                rotary: mla.rope_dim as usize,
+                value: mla.value_dim as usize,
+            }),
             scale: model.numerics.query_pre_attn_scalar.powf(-0.5),
             window: window.map(|window| window.tokens as usize),
             soft_cap: attention.soft_cap,

@@ -387,15 +387,15 @@ impl<'a, D: Device> Run<'a, D> {
                 self.attention(field).rotate(ctx, &mut rotated);
                 self.set(to, rotated);
             }
-            Op::ToHeads { field, x, to, key_value } => {
+            Op::ToHeads { field, x, to, heads } => {
                 let core = self.attention(field);
-                let heads = if key_value { core.kv_heads } else { core.heads };
+                let heads = count(&core, heads);
                 let y = core.to_heads(ctx, self.get(x), heads)?;
                 self.set(to, y);
             }
-            Op::ToTokens { field, x, to, key_value } => {
+            Op::ToTokens { field, x, to, heads } => {
                 let core = self.attention(field);
-                let heads = if key_value { core.kv_heads } else { core.heads };
+                let heads = count(&core, heads);
                 let y = core.to_tokens(ctx, self.get(x), heads)?;
                 self.set(to, y);
             }
@@ -403,6 +403,17 @@ impl<'a, D: Device> Run<'a, D> {
                 let mut rotated = self.own(step, x);
                 self.attention(field).rotate_back(ctx, &mut rotated);
                 self.set(to, rotated);
+            }
+            Op::JoinHeads { field, up, rotary, to: [to_k, to_v] } => {
+                let [k, v] = self.attention(field).join(ctx, self.get(up), self.get(rotary));
+                self.set(to_k, k);
+                self.set(to_v, v);
+            }
+            Op::SplitHeads { field, dk, dv, to: [to_up, to_rotary] } => {
+                let core = self.attention(field);
+                let [dup, drotary] = core.split(ctx, self.get(dk), self.get(dv));
+                self.set(to_up, dup);
+                self.set(to_rotary, drotary);
             }
             Op::Attention { field, q, k, v, to, lse } => {
                 let [q, k, v] = [q, k, v].map(|value| self.get(value));
@@ -642,5 +653,13 @@ impl<'a, D: Device> Run<'a, D> {
             }
             _ => unreachable!("{LOWERED}"),
         }
+    }
+}
+
+/// Heads that an exchange moves.
+fn count(core: &ops::Attention, heads: lower::Heads) -> usize {
+    match heads {
+        lower::Heads::Queries => core.heads,
+        lower::Heads::Keys | lower::Heads::Values => core.kv_heads,
     }
 }

@@ -6,8 +6,9 @@
 
 use super::builder::{Body, Builder, Survivors};
 use super::feed_forward::{LaterWeights, Mlp};
+use super::latent::{Latent, LatentCore};
 use super::moe::Moe;
-use super::op::{FieldIndex, Op, Value};
+use super::op::{FieldIndex, Heads, Op, Value};
 use super::{Block, FieldKind, Matrix, Segment, Sizes, TensorNames, Type, Width};
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
@@ -34,7 +35,19 @@ struct HalfValues {
     post: Option<Value>,
 }
 
-/// Fields and values of attention.
+/// Attention, by how queries, keys and values are made.
+enum SelfAttention {
+    Projected(Attention),
+    Latent(Latent),
+}
+
+/// What the backward pass of either reads.
+enum AttentionCore {
+    Projected(Core),
+    Latent(LatentCore),
+}
+
+/// Fields of attention whose queries, keys and values are projected from its input.
 struct Attention {
     q: FieldIndex,
     k: FieldIndex,
@@ -53,7 +66,7 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
     let [before_attention, after_attention, before_mlp, after_mlp] = names.norms(after);
     let dropout = model.dropout > 0.0;
     let norm_1 = b.field("norm_1", FieldKind::Norm { tensor: before_attention });
-    let attention = attention_fields(&mut b, model, names);
+    let attention = SelfAttention::fields(&mut b, model, names);
     let [_, _, _, out] = names.attention();
     let out_bias = FieldKind::RowBias { tensor: out };
     let bias = model.attention.out_bias.then(|| b.field("out_bias", out_bias));
@@ -132,7 +145,7 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
         // The stage runs its groups again; a layer keeps everything meanwhile.
         used = vec![Recompute::None];
     }
-    let cheap: Vec<Value> = [kept_1.h, kept_2.h].into_iter().chain(products).collect();
+    let cheap = [vec![kept_1.h, kept_2.h], products, core.norms()].concat();
     // Repeating a reduction would cost more than keeping its result.
     let split = sizes.tp > 1 && block == Block::Dense;
     let kept_by_full = [Some(kept_1.x), split.then_some(kept_1.sum), split.then_some(kept_2.sum)];
@@ -174,6 +187,54 @@ fn attention_fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) 
     let of = Matrix { adds_to_stream: true, ..Matrix::plain(out, names, false) };
     let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
     Attention { q, k, v, norms, core: b.field("attention", FieldKind::Attention), out }
+}
+
+impl SelfAttention {
+    fn fields(b: &mut Builder<'_>, model: &ModelSpec, names: TensorNames) -> Self {
+        match model.attention.mla {
+            Some(mla) => Self::Latent(Latent::fields(b, model, mla, names)),
+            None => Self::Projected(attention_fields(b, model, names)),
+        }
+    }
+
+    /// Partial sums of the output.
+    fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, AttentionCore) {
+        match self {
+            Self::Projected(attention) => {
+                let (part, core) = attention.forward(b, x);
+                (part, AttentionCore::Projected(core))
+            }
+            Self::Latent(latent) => {
+                let (part, core) = latent.forward(b, x);
+                (part, AttentionCore::Latent(core))
+            }
+        }
+    }
+
+    fn backward(
+        &self,
+        b: &mut Builder<'_>,
+        core: &AttentionCore,
+        dy: Value,
+    ) -> (Value, Vec<LaterWeights>) {
+        match (self, core) {
+            (Self::Projected(attention), AttentionCore::Projected(core)) => {
+                attention.backward(b, core, dy)
+            }
+            (Self::Latent(latent), AttentionCore::Latent(core)) => latent.backward(b, core, dy),
+            _ => unreachable!("each kind of attention reads what it made"),
+        }
+    }
+}
+
+impl AttentionCore {
+    /// Norms inside attention that selective recomputation repeats.
+    fn norms(&self) -> Vec<Value> {
+        match self {
+            Self::Projected(_) => Vec::new(),
+            Self::Latent(core) => core.norms(),
+        }
+    }
 }
 
 impl Half {
@@ -302,6 +363,44 @@ fn head_norm(
     (to, statistics)
 }
 
+/// `x` behind an exchange of tokens for heads, if there is one. `field` is attention's core.
+pub(super) fn to_heads(
+    b: &mut Builder<'_>,
+    field: FieldIndex,
+    name: &str,
+    x: Value,
+    width: Width,
+) -> Value {
+    let (sizes, heads) = (b.sizes, heads_of(width));
+    match sizes.ulysses {
+        1 => x,
+        _ => b.op(name, sizes.behind(width), |to| Op::ToHeads { field, x, to, heads }),
+    }
+}
+
+/// `x` before such an exchange.
+pub(super) fn to_tokens(
+    b: &mut Builder<'_>,
+    field: FieldIndex,
+    name: &str,
+    x: Value,
+    width: Width,
+) -> Value {
+    let (sizes, heads) = (b.sizes, heads_of(width));
+    match sizes.ulysses {
+        1 => x,
+        _ => b.op(name, sizes.split(width), |to| Op::ToTokens { field, x, to, heads }),
+    }
+}
+
+fn heads_of(width: Width) -> Heads {
+    match width {
+        Width::KeyValue => Heads::Keys,
+        Width::Value => Heads::Values,
+        _ => Heads::Queries,
+    }
+}
+
 /// What attention's backward pass reads.
 struct Core {
     /// Queries, keys, values, output, log-sum-exp.
@@ -313,26 +412,6 @@ struct Core {
 }
 
 impl Attention {
-    /// `x` behind an exchange of tokens for heads, if there is one.
-    fn to_heads(&self, b: &mut Builder<'_>, name: &str, x: Value, width: Width) -> Value {
-        let (sizes, field) = (b.sizes, self.core);
-        let key_value = width == Width::KeyValue;
-        match sizes.ulysses {
-            1 => x,
-            _ => b.op(name, sizes.behind(width), |to| Op::ToHeads { field, x, to, key_value }),
-        }
-    }
-
-    /// `x` before such an exchange.
-    fn to_tokens(&self, b: &mut Builder<'_>, name: &str, x: Value, width: Width) -> Value {
-        let (sizes, field) = (b.sizes, self.core);
-        let key_value = width == Width::KeyValue;
-        match sizes.ulysses {
-            1 => x,
-            _ => b.op(name, sizes.split(width), |to| Op::ToTokens { field, x, to, key_value }),
-        }
-    }
-
     /// Partial sums of the output.
     fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, Core) {
         let sizes = b.sizes;
@@ -364,13 +443,13 @@ impl Attention {
         };
         let k = rotate(b, "k", k, key_value);
         let v = project(b, "v", self.v, key_value);
-        let q = self.to_heads(b, "q", q, Width::Query);
-        let k = self.to_heads(b, "k", k, Width::KeyValue);
-        let v = self.to_heads(b, "v", v, Width::KeyValue);
+        let q = to_heads(b, field, "q", q, Width::Query);
+        let k = to_heads(b, field, "k", k, Width::KeyValue);
+        let v = to_heads(b, field, "v", v, Width::KeyValue);
         let behind = b.value("a", sizes.behind(Width::Query));
         let lse = b.value("lse", Type::LogSumExp);
         b.push(Op::Attention { field, q, k, v, to: behind, lse });
-        let a = self.to_tokens(b, "a_tokens", behind, Width::Query);
+        let a = to_tokens(b, field, "a_tokens", behind, Width::Query);
         let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
         (part, Core { saved: [q, k, v, behind, lse], a, normed })
     }
@@ -380,12 +459,12 @@ impl Attention {
         let (query, key_value) = (sizes.split(Width::Query), sizes.split(Width::KeyValue));
         let (field, Core { saved, a, normed }) = (self.core, core);
         let da = b.op("da", query, |to| Op::BackwardInput { field: self.out, dy, to });
-        let da = self.to_heads(b, "da", da, Width::Query);
+        let da = to_heads(b, field, "da", da, Width::Query);
         let widths = [("dq", Width::Query), ("dk", Width::KeyValue), ("dv", Width::KeyValue)];
         let mut to = widths.map(|(name, width)| b.value(name, sizes.behind(width)));
         b.push(Op::AttentionBackward { field, saved: *saved, dy: da, to });
         for (to, (name, width)) in to.iter_mut().zip(widths) {
-            *to = self.to_tokens(b, name, *to, width);
+            *to = to_tokens(b, field, name, *to, width);
         }
         if sizes.rotary {
             for (n, (name, of)) in [("dq", query), ("dk", key_value)].into_iter().enumerate() {

@@ -9,6 +9,7 @@
 mod builder;
 mod ends;
 mod feed_forward;
+mod latent;
 mod layer;
 mod moe;
 mod names;
@@ -18,7 +19,7 @@ mod sizes;
 
 pub use ends::{Shard, Table};
 pub use names::TensorNames;
-pub use op::{Op, Reduction, Step, Value};
+pub use op::{Heads, Op, Reduction, Step, Value};
 pub use recompute::Restore;
 pub use sizes::{Norm, Sizes};
 
@@ -98,6 +99,19 @@ pub enum Width {
     QueryBehind,
     /// Those of its key/value heads behind such an exchange.
     KeyValueBehind,
+    /// Those of its heads of values and outputs in latent attention, where they have a width of
+    /// their own.
+    Value,
+    /// The same behind an exchange of tokens for heads.
+    ValueBehind,
+    /// The latent vector of queries.
+    QueryLatent,
+    /// The latent vector of keys and values.
+    KeyValueLatent,
+    /// The part of keys that all heads of latent attention share.
+    Rotary,
+    /// What this rank's keys and values are made from in latent attention.
+    UpProjected,
     /// This rank's part of the feed-forward width.
     Ffn,
     /// This rank's rows of the vocabulary.
@@ -121,6 +135,8 @@ pub enum Type {
     Statistics,
     /// The same of each head of queries or keys.
     HeadStatistics(Width),
+    /// The same of all tokens, whatever rows the stream has.
+    TokenStatistics,
     /// The log-sum-exp of each row of attention's scores.
     LogSumExp,
     /// One number for each token.
@@ -191,6 +207,33 @@ pub enum FieldKind {
     },
     /// The core of attention, which has no parameters.
     Attention,
+    /// Rows of a matrix from the stream's width to a latent vector, whole on every rank.
+    Down {
+        /// The matrix.
+        matrix: Matrix,
+        /// Which of its blocks.
+        block: usize,
+        /// Width of the result.
+        outputs: Width,
+    },
+    /// A norm of a latent vector, whole on every rank.
+    LatentNorm {
+        /// Its name, without `.weight`.
+        tensor: &'static str,
+        /// Width of the vector.
+        width: Width,
+    },
+    /// A matrix from a latent vector to this rank's heads: column-parallel.
+    Up {
+        /// The matrix.
+        matrix: Matrix,
+        /// Width of the latent vector.
+        inputs: Width,
+        /// Width of the result.
+        outputs: Width,
+    },
+    /// The core of latent attention, which has no parameters.
+    LatentAttention,
     /// A router.
     Router {
         /// Its name, without `.weight`.
@@ -319,6 +362,10 @@ impl Lowered {
 pub fn dropout_place(layer: usize, within: u32) -> u32 {
     layer as u32 * 4 + within
 }
+
+/// Added to the mean of squares in norms of latent vectors, whatever a model's other norms add
+/// (DeepSeek-V3's in Hugging Face's transformers).
+pub const LATENT_EPS: f64 = 1e-6;
 
 /// Number of the embedding's dropout.
 pub const EMBEDDING_PLACE: u32 = u32::MAX;

@@ -11,6 +11,25 @@ pub enum TensorNames {
     Llama,
 }
 
+/// Tensors of latent attention (DeepSeek-V3), without the output projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentNames {
+    /// Queries, where no latent vector comes before them.
+    pub q: &'static str,
+    /// The latent vector of queries.
+    pub q_down: &'static str,
+    /// Its norm.
+    pub q_norm: &'static str,
+    /// Queries from it.
+    pub q_up: &'static str,
+    /// The latent vector of keys and values, and the part of keys that all heads share.
+    pub kv_down: &'static str,
+    /// The vector's norm.
+    pub kv_norm: &'static str,
+    /// For each head, its key and its value from that vector.
+    pub kv_up: &'static str,
+}
+
 impl TensorNames {
     /// The family of a model.
     pub fn of(model: &ModelSpec) -> Self {
@@ -89,6 +108,19 @@ impl TensorNames {
             Self::Llama => {
                 ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
             }
+        }
+    }
+
+    /// Tensors of latent attention.
+    pub fn latent() -> LatentNames {
+        LatentNames {
+            q: "self_attn.q_proj",
+            q_down: "self_attn.q_a_proj",
+            q_norm: "self_attn.q_a_layernorm",
+            q_up: "self_attn.q_b_proj",
+            kv_down: "self_attn.kv_a_proj_with_mqa",
+            kv_norm: "self_attn.kv_a_layernorm",
+            kv_up: "self_attn.kv_b_proj",
         }
     }
 

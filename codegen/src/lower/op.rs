@@ -14,6 +14,17 @@ pub enum Reduction {
     Max,
 }
 
+/// What an exchange of tokens for heads moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heads {
+    /// Queries, or what is as wide.
+    Queries,
+    /// Keys or values, where several queries may share one.
+    Keys,
+    /// Values of latent attention, or what is as wide.
+    Values,
+}
+
 /// One operation. Fields named `to` and those after it are new values; the others are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -111,16 +122,29 @@ pub enum Op {
         field: FieldIndex,
         x: Value,
         to: Value,
-        /// Whether these are keys or values.
-        key_value: bool,
+        heads: Heads,
     },
     /// Its backward pass.
     ToTokens {
         field: FieldIndex,
         x: Value,
         to: Value,
-        /// Whether these are keys or values.
-        key_value: bool,
+        heads: Heads,
+    },
+    /// Keys and values of latent attention, from what was projected up and the part of keys that
+    /// all heads share.
+    JoinHeads {
+        field: FieldIndex,
+        up: Value,
+        rotary: Value,
+        to: [Value; 2],
+    },
+    /// Its backward pass: gradients of both.
+    SplitHeads {
+        field: FieldIndex,
+        dk: Value,
+        dv: Value,
+        to: [Value; 2],
     },
     /// The activation between the feed-forward block's matrices.
     Activate {
@@ -387,7 +411,9 @@ impl Op {
             Self::Sums { to, target, .. } => vec![to, target],
             Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
             Self::AttentionBackward { to, .. } => to.to_vec(),
-            Self::GateBackward { to, .. } => to.to_vec(),
+            Self::GateBackward { to, .. }
+            | Self::JoinHeads { to, .. }
+            | Self::SplitHeads { to, .. } => to.to_vec(),
             Self::WeightedSumBackward { to, weights, .. } => vec![to, weights],
             Self::AllGather { to, .. }
             | Self::ReduceScatter { to, .. }
@@ -478,6 +504,8 @@ impl Op {
             Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
             Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],
             Self::Attention { q, k, v, .. } => vec![q, k, v],
+            Self::JoinHeads { up, rotary, .. } => vec![up, rotary],
+            Self::SplitHeads { dk, dv, .. } => vec![dk, dv],
             Self::Gate { gate, up, .. } => vec![gate, up],
             Self::Sum { x, branch, .. } => vec![x, branch],
             Self::Embed { .. } => vec![],
@@ -524,6 +552,8 @@ impl Op {
             | Self::Rotate { field, .. }
             | Self::RotateBack { field, .. }
             | Self::Attention { field, .. }
+            | Self::JoinHeads { field, .. }
+            | Self::SplitHeads { field, .. }
             | Self::Embed { field, .. }
             | Self::AddPositions { field, .. }
             | Self::Max { field, .. }

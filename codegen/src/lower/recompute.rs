@@ -38,12 +38,15 @@ pub(super) fn restore(forward: &[Op], read: &[Value], survives: &dyn Fn(Value) -
 }
 
 /// An operation as it runs once more: a norm whose input survives starts from that, not from the
-/// stream.
+/// stream, and what survives is not made again.
 fn again(op: &Op, wanted: &[Value], survives: &dyn Fn(Value) -> bool) -> Op {
     match *op {
         Op::Norm { field, x, to, statistics, .. } if survives(x) => {
             let statistics = Some(statistics).filter(|of| wanted.contains(of));
             Op::NormOf { field, x, to, statistics }
+        }
+        Op::NormOf { field, x, to, statistics } => {
+            Op::NormOf { field, x, to, statistics: statistics.filter(|of| wanted.contains(of)) }
         }
         _ => op.clone(),
     }

@@ -27,8 +27,14 @@ pub struct Sizes {
     pub rows: u64,
     /// Columns of the residual stream.
     pub hidden: u64,
-    /// Columns of an attention head.
+    /// Columns of an attention head of queries and keys.
     pub head_dim: u64,
+    /// Columns of an attention head of values.
+    pub value_dim: u64,
+    /// Columns of a head that are rotated, if positions are rotary.
+    pub rotary_dim: u64,
+    /// Elements of the latent vectors of queries, and of keys and values; 0 if there are none.
+    pub latents: [u64; 2],
     /// Query heads of all ranks, and of this one.
     pub heads: [u64; 2],
     /// Key/value heads of all ranks, and of this one.
@@ -75,6 +81,7 @@ impl Sizes {
     /// The shapes of a program.
     pub fn of(program: &Program) -> Self {
         let (model, tp) = (&program.model, program.mesh.tp);
+        let mla = model.attention.mla;
         let local = LocalHeads::new(model, tp);
         let tokens = program.micro_batch as u64 * model.seq_len / program.mesh.cp;
         let ulysses = program.cp_ulysses as u64;
@@ -90,7 +97,10 @@ impl Sizes {
             tokens,
             rows: if sequence_parallel { tokens / tp } else { tokens },
             hidden: model.hidden,
-            head_dim: model.attention.head_dim,
+            head_dim: local.qk_dim,
+            value_dim: local.v_dim,
+            rotary_dim: mla.map_or(local.qk_dim, |mla| mla.rope_dim),
+            latents: mla.map_or([0; 2], |mla| [mla.q_rank.unwrap_or(0), mla.kv_rank]),
             heads: [model.attention.heads, model.attention.heads / tp],
             kv_heads: [model.attention.kv_heads, local.kv_heads],
             ffn: model.mlp.ffn,
@@ -119,6 +129,12 @@ impl Sizes {
             Width::QueryBehind => self.heads[1] / self.ulysses * self.head_dim,
             Width::KeyValueBehind => (self.kv_heads[1] / self.ulysses).max(1) * self.head_dim,
             Width::KeyValue => self.kv_heads[1] * self.head_dim,
+            Width::Value => self.heads[1] * self.value_dim,
+            Width::ValueBehind => self.heads[1] / self.ulysses * self.value_dim,
+            Width::QueryLatent => self.latents[0],
+            Width::KeyValueLatent => self.latents[1],
+            Width::Rotary => self.rotary_dim,
+            Width::UpProjected => self.heads[1] * self.up_dim(),
             Width::Ffn => self.ffn / self.tp,
             Width::Vocab => self.vocab_rows,
             Width::Experts => self.experts[0],
@@ -127,11 +143,20 @@ impl Sizes {
         }
     }
 
+    /// Columns of a head of latent attention that are projected up: of its key, without the part
+    /// that all heads share, and of its value.
+    fn up_dim(&self) -> u64 {
+        self.head_dim - self.rotary_dim + self.value_dim
+    }
+
     /// Columns of all ranks together, and into how many parts they are cut: fewer than there are
     /// ranks if ranks hold copies.
     pub fn whole(&self, width: Width) -> (u64, u64) {
         match width {
             Width::Hidden => (self.hidden, 1),
+            Width::Value | Width::ValueBehind => (self.heads[0] * self.value_dim, self.tp),
+            Width::UpProjected => (self.heads[0] * self.up_dim(), self.tp),
+            Width::QueryLatent | Width::KeyValueLatent | Width::Rotary => (self.columns(width), 1),
             Width::Query | Width::QueryBehind => (self.heads[0] * self.head_dim, self.tp),
             Width::KeyValue | Width::KeyValueBehind => {
                 (self.kv_heads[0] * self.head_dim, self.tp.min(self.kv_heads[0]))
@@ -204,6 +229,7 @@ impl Sizes {
         match (self.ulysses, width) {
             (1, _) => self.split(width),
             (_, Width::Query) => Type::Tensor(placement, Rows::Behind, Width::QueryBehind),
+            (_, Width::Value) => Type::Tensor(placement, Rows::Behind, Width::ValueBehind),
             (_, _) => Type::Tensor(placement, Rows::Behind, Width::KeyValueBehind),
         }
     }

@@ -106,9 +106,13 @@ fn names(print: &Statements<'_>, values: &[Value]) -> Vec<String> {
 
 /// Names of norms and matrices that several fields use.
 fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
-    let fused = segment.fields.iter().any(
-        |field| matches!(&field.kind, FieldKind::Column { matrix, .. } if matrix.blocks.len() > 1),
-    );
+    let fused = segment.fields.iter().any(|field| {
+        matches!(
+            &field.kind,
+            FieldKind::Column { matrix, .. } | FieldKind::Down { matrix, .. }
+                if matrix.blocks.len() > 1
+        )
+    });
     let mut lines = vec![
         "let matrix = |tensor: &str| Matrix::named(name(tensor), DEVIATION);".to_owned(),
         "let to_stream = |tensor: &str| Matrix::named(name(tensor), STREAM_DEVIATION);".to_owned(),
@@ -152,7 +156,10 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             let (head, items) = norm(printer, format!("&name(\"{tensor}\")"));
             listed(FIELDS, &format!("{name}: {head}"), &items, "),")
         }
-        FieldKind::Column { matrix: of, block: 0, .. } if of.blocks.len() > 1 => {
+        FieldKind::Column { matrix: of, block: 0, .. }
+        | FieldKind::Down { matrix: of, block: 0, .. }
+            if of.blocks.len() > 1 =>
+        {
             let block = |&width: &Width| {
                 let (rows, ways) = sizes.whole(width);
                 format!("({rows}, {ways})")
@@ -172,7 +179,9 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             all.push("},".to_owned());
             all
         }
-        FieldKind::Column { matrix: of, .. } if of.blocks.len() > 1 => {
+        FieldKind::Column { matrix: of, .. } | FieldKind::Down { matrix: of, .. }
+            if of.blocks.len() > 1 =>
+        {
             one("fused.part()".to_owned())
         }
         FieldKind::Column { matrix: of, outputs, .. } => {
@@ -192,6 +201,18 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
                 false => format!("Linear::declare({of}, inventory)"),
             })
         }
+        FieldKind::Down { matrix: of, .. } => {
+            one(format!("DownLinear::declare({}, inventory)", matrix(of)))
+        }
+        FieldKind::Up { matrix: of, .. } => {
+            let layer = if parallel { "ColumnLinear" } else { "Linear" };
+            one(format!("{layer}::declare({}, inventory)", matrix(of)))
+        }
+        FieldKind::LatentNorm { tensor, .. } => {
+            let items = [format!("&name(\"{tensor}\")"), "LATENT_EPS".to_owned()];
+            let items: Vec<String> = items.into_iter().chain(["inventory".to_owned()]).collect();
+            listed(FIELDS, &format!("{name}: LatentNorm::declare("), &items, "),")
+        }
         FieldKind::Row { matrix: of, .. } => {
             let of = matrix(of);
             one(match parallel {
@@ -207,10 +228,13 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             let items: Vec<String> = items.into_iter().chain(["inventory".to_owned()]).collect();
             listed(FIELDS, &format!("{name}: HeadNorm::declare("), &items, "),")
         }
-        FieldKind::Attention if sizes.ulysses > 1 => {
-            one("Attention::behind(Self::attention(number), ULYSSES)".to_owned())
+        FieldKind::Attention | FieldKind::LatentAttention => {
+            let latent = if matches!(field.kind, FieldKind::Attention) { "" } else { "Latent" };
+            one(match sizes.ulysses {
+                1 => format!("{latent}Attention::new(Self::attention(number))"),
+                _ => format!("{latent}Attention::behind(Self::attention(number), ULYSSES)"),
+            })
         }
-        FieldKind::Attention => one("Attention::new(Self::attention(number))".to_owned()),
         FieldKind::Router { tensor } => {
             let name_of = format!("&name(\"{tensor}\")");
             let items =

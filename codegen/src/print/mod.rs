@@ -106,7 +106,7 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 44] = [
+const PLAN: [&str; 58] = [
     "ACTIVATION",
     "CAPACITY_FACTOR",
     "DEVIATION",
@@ -125,6 +125,9 @@ const PLAN: [&str; 44] = [
     "KEY_VALUE_BEHIND",
     "KeyValue",
     "KeyValueBehind",
+    "KEY_VALUE_RANK",
+    "KeyValueLatent",
+    "LATENT_EPS",
     "Logits",
     "NORM_EPS",
     "POSITIONS",
@@ -132,6 +135,17 @@ const PLAN: [&str; 44] = [
     "Part",
     "QUERY",
     "QUERY_BEHIND",
+    "QUERY_RANK",
+    "QueryLatent",
+    "ROTARY_DIM",
+    "SharedKey",
+    "UP",
+    "UpProjected",
+    "VALUE",
+    "VALUE_BEHIND",
+    "VALUE_DIM",
+    "ValueHeads",
+    "ValueHeadsBehind",
     "QueryBehind",
     "ULYSSES",
     "Query",

@@ -2,7 +2,7 @@
 
 use super::text::{in_width, size};
 use crate::lower::{
-    FieldKind, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
+    FieldKind, Heads, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
 };
 use models::decisions::AuxScope;
 use models::program::Program;
@@ -144,12 +144,12 @@ impl<'a> Statements<'a> {
                 format!("let {} = {}.add(ctx, &{});", n(to), self.taken(step, x), n(y))
             }
             Op::Rotate { field, x, to } => {
-                let x = self.taken(step, x);
-                format!("let {} = self.{}.rotate(ctx, {x});", n(to), f(field))
+                let (shared, x) = (self.shared(x), self.taken(step, x));
+                format!("let {} = self.{}.rotate{shared}(ctx, {x});", n(to), f(field))
             }
             Op::RotateBack { field, x, to } => {
-                let x = self.taken(step, x);
-                format!("let {} = self.{}.rotate_back(ctx, {x});", n(to), f(field))
+                let (shared, x) = (self.shared(x), self.taken(step, x));
+                format!("let {} = self.{}.rotate{shared}_back(ctx, {x});", n(to), f(field))
             }
             Op::Attention { field, q, k, v, to, lse } => {
                 let (call, wait) = self.around("forward");
@@ -161,15 +161,32 @@ impl<'a> Statements<'a> {
                     n(v)
                 )
             }
-            Op::ToHeads { field, x, to, key_value } => {
-                let what = if key_value { "keys" } else { "queries" };
+            Op::ToHeads { field, x, to, heads } => {
+                let what = named(heads);
                 let (to, field, x) = (self.typed(to), f(field), n(x));
                 format!("let {to} = self.{field}.{what}_to_heads(ctx, &{x})?;")
             }
-            Op::ToTokens { field, x, to, key_value } => {
-                let what = if key_value { "keys" } else { "queries" };
+            Op::ToTokens { field, x, to, heads } => {
+                let what = named(heads);
                 let (to, field, x) = (self.typed(to), f(field), n(x));
                 format!("let {to} = self.{field}.{what}_to_tokens(ctx, &{x})?;")
+            }
+            Op::JoinHeads { field, up, rotary, to: [k, v] } => {
+                let of = |value: Value| type_name(self.lowered, self.segment.values[value].of);
+                format!(
+                    "let ({}, {}): ({}, {}) = self.{}.join(ctx, &{}, &{});",
+                    n(k),
+                    n(v),
+                    of(k),
+                    of(v),
+                    f(field),
+                    n(up),
+                    n(rotary)
+                )
+            }
+            Op::SplitHeads { field, dk, dv, to } => {
+                let to = to.map(n).join(", ");
+                format!("let ({to}) = self.{}.split(ctx, &{}, &{});", f(field), n(dk), n(dv))
             }
             Op::Route { field, x, to } => {
                 format!("let {} = self.{}.route(ctx, &{})?;", n(to), f(field), n(x))
@@ -354,6 +371,14 @@ impl<'a> Statements<'a> {
         }
     }
 
+    /// What the name of a rotation says of the part of keys that all heads share.
+    fn shared(&self, value: Value) -> &'static str {
+        match self.segment.values[value].of {
+            Type::Tensor(_, _, Width::Rotary) => "_shared",
+            _ => "",
+        }
+    }
+
     fn is_received(&self, value: Value) -> bool {
         matches!(self.segment.values[value].of, Type::Received(_))
     }
@@ -371,11 +396,12 @@ impl<'a> Statements<'a> {
         let ring = self.lowered.sizes.ring;
         let sent = |value| self.elements(value).map_or(0, |elements| elements * self.element_bytes);
         match *op {
-            Op::Attention { k, .. } if ring > 1 => {
-                Some(format!("cp: {} times {}", ring - 1, size(2 * sent(k))))
+            Op::Attention { k, v, .. } if ring > 1 => {
+                Some(format!("cp: {} times {}", ring - 1, size(sent(k) + sent(v))))
             }
-            Op::AttentionBackward { saved: [_, k, ..], .. } if ring > 1 => {
-                Some(format!("cp: {} times {}, and gradients", ring - 1, size(2 * sent(k))))
+            Op::AttentionBackward { saved: [_, k, v, ..], .. } if ring > 1 => {
+                let bytes = size(sent(k) + sent(v));
+                Some(format!("cp: {} times {bytes}, and gradients", ring - 1))
             }
             Op::ToHeads { x, .. } | Op::ToTokens { x, .. } => {
                 Some(format!("cp: all-to-all of {}", size(sent(x))))
@@ -461,6 +487,7 @@ impl<'a> Statements<'a> {
             Type::HeadStatistics(width) => {
                 sizes.tokens * sizes.columns(width) / sizes.head_dim * wide
             }
+            Type::TokenStatistics => sizes.tokens * wide,
             Type::LogSumExp => sizes.tokens * sizes.heads[1] * wide,
             Type::TokenNumbers => sizes.tokens * wide,
             Type::Copies(width) => sizes.copies() * sizes.columns(width) * self.element_bytes,
@@ -518,6 +545,12 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
                 (Width::KeyValue, ..) => "KeyValue<D>",
                 (Width::QueryBehind, ..) => "QueryBehind<D>",
                 (Width::KeyValueBehind, ..) => "KeyValueBehind<D>",
+                (Width::Value, ..) => "ValueHeads<D>",
+                (Width::ValueBehind, ..) => "ValueHeadsBehind<D>",
+                (Width::QueryLatent, ..) => "QueryLatent<D>",
+                (Width::KeyValueLatent, ..) => "KeyValueLatent<D>",
+                (Width::Rotary, ..) => "SharedKey<D>",
+                (Width::UpProjected, ..) => "UpProjected<D>",
                 (Width::Ffn, ..) => "Inner<D>",
                 (Width::Vocab, ..) => "Logits<D>",
                 (Width::Experts, ..) => "Scores<D>",
@@ -531,7 +564,7 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
         Type::Received(_) => "Received<D, HIDDEN>",
         Type::CopyNumbers => "CopyNumbers<D>",
         Type::Stream => "Residual<D>",
-        Type::Statistics | Type::HeadStatistics(_) => "Statistics<D>",
+        Type::Statistics | Type::HeadStatistics(_) | Type::TokenStatistics => "Statistics<D>",
         Type::LogSumExp => "LogSumExp<D>",
         Type::TokenNumbers => "Numbers<D, Whole, TOKENS>",
     }
@@ -543,12 +576,19 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
     let sizes = &lowered.sizes;
     let tp = sizes.tp > 1;
     let stream = if sizes.sequence_parallel { "Split<Tp>" } else { "Whole" };
+    let gradients = if tp { "Partial<Tp>" } else { "Whole" };
     let columns = |width| match width {
         Width::Hidden => "HIDDEN",
         Width::Query => "QUERY",
         Width::KeyValue => "KEY_VALUE",
         Width::QueryBehind => "QUERY_BEHIND",
         Width::KeyValueBehind => "KEY_VALUE_BEHIND",
+        Width::Value => "VALUE",
+        Width::ValueBehind => "VALUE_BEHIND",
+        Width::QueryLatent => "QUERY_RANK",
+        Width::KeyValueLatent => "KEY_VALUE_RANK",
+        Width::Rotary => "ROTARY_DIM",
+        Width::UpProjected => "UP",
         Width::Ffn => "INNER",
         Width::Vocab => "VOCAB_ROWS",
         Width::Experts => "EXPERTS",
@@ -571,14 +611,24 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             };
             (format!("{name}<{stream}, HIDDEN>"), String::new())
         }
-        FieldKind::Column { outputs, .. } => {
+        FieldKind::Column { outputs, .. } | FieldKind::Up { outputs, .. } => {
+            let from = match kind {
+                FieldKind::Up { inputs, .. } => columns(*inputs),
+                _ => "HIDDEN",
+            };
             let to = columns(*outputs);
             let name = if tp {
-                format!("ColumnLinear<Tp, HIDDEN, {to}>")
+                format!("ColumnLinear<Tp, {from}, {to}>")
             } else {
-                format!("Linear<HIDDEN, {to}>")
+                format!("Linear<{from}, {to}>")
             };
             (name, note("rows", *outputs))
+        }
+        FieldKind::Down { outputs, .. } => {
+            (format!("DownLinear<{gradients}, HIDDEN, {}>", columns(*outputs)), String::new())
+        }
+        FieldKind::LatentNorm { width, .. } => {
+            (format!("LatentNorm<{gradients}, {}>", columns(*width)), String::new())
         }
         FieldKind::Row { inputs, .. } => {
             let from = columns(*inputs);
@@ -594,15 +644,17 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             (format!("HeadNorm<{placement}, HEAD_DIM>"), String::new())
         }
-        FieldKind::Attention => {
+        FieldKind::Attention | FieldKind::LatentAttention => {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             let [all, own] = sizes.heads;
             let heads = if tp { format!("{own} of {all} heads") } else { String::new() };
-            let columns = match sizes.ulysses {
-                1 => "QUERY, KEY_VALUE",
-                _ => "QUERY_BEHIND, KEY_VALUE_BEHIND",
+            let name = match (kind, sizes.ulysses) {
+                (FieldKind::Attention, 1) => "Attention<PLACEMENT, QUERY, KEY_VALUE>",
+                (FieldKind::Attention, _) => "Attention<PLACEMENT, QUERY_BEHIND, KEY_VALUE_BEHIND>",
+                (_, 1) => "LatentAttention<PLACEMENT, QUERY, VALUE>",
+                (_, _) => "LatentAttention<PLACEMENT, QUERY_BEHIND, VALUE_BEHIND>",
             };
-            (format!("Attention<{placement}, {columns}>"), heads)
+            (name.replace("PLACEMENT", placement), heads)
         }
         FieldKind::Router { .. } => (format!("Router<{stream}, HIDDEN, EXPERTS>"), String::new()),
         FieldKind::Experts { outputs, inputs, .. } => {
@@ -636,6 +688,15 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let name = format!("FusedLoss<{placement}, HIDDEN, VOCAB_ROWS>");
             (name, format!("logits of {rows} tokens at a time"))
         }
+    }
+}
+
+/// What an exchange moves, in the names of methods.
+fn named(heads: Heads) -> &'static str {
+    match heads {
+        Heads::Queries => "queries",
+        Heads::Keys => "keys",
+        Heads::Values => "values",
     }
 }
 

@@ -110,6 +110,7 @@ sources!(
     "dropout": "dropout/dropout.cu";
     "elementwise": "elementwise/elementwise.cu";
     "embedding": "embedding/embedding.cu";
+    "latent_heads": "latent_heads/latent_heads.cu";
     "layer_norm": "layer_norm/layer_norm.cu";
     "random": "random/random.cu";
     "rms_norm": "rms_norm/rms_norm.cu";

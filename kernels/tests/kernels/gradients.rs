@@ -9,6 +9,7 @@ use kernels::cross_entropy::Logits;
 use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
+use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
 use kernels::random::{Stream, GlobalIndices};
 use kernels::rms_norm::RmsNorm;
@@ -30,6 +31,23 @@ fn products_of_a_linear_layer() {
     dw.iter_mut().for_each(|dw| *dw -= 0.5);
     differences("dx", &x, &dx, |x| run(x, &w));
     differences("dw", &w, &dw, |w| run(&x, w));
+}
+
+#[test]
+fn heads_of_latents_backward() {
+    let of = LatentHeads { tokens: 3, heads: 4, content: 5, rotary: 2, value: 3 };
+    let [up_len, k_len, v_len] = [of.up(), of.key(), of.value].map(|width| 12 * width);
+    let (up, rotary) = (normal(1, up_len), normal(2, 6));
+    let (dk, dv) = (normal(3, k_len), normal(4, v_len));
+    let run = |up: &[f64], rotary: &[f64]| {
+        let (mut k, mut v) = (poison(k_len), poison(v_len));
+        spec::latent_heads::join(&cpu(), &of, up, rotary, &mut k, &mut v);
+        dot(&k, &dk) + dot(&v, &dv)
+    };
+    let (mut dup, mut drotary) = (poison(up_len), poison(6));
+    latent_heads::split(&cpu(), &of, &dk, &dv, &mut dup, &mut drotary);
+    differences("dup", &up, &dup, |up| run(up, &rotary));
+    differences("drotary", &rotary, &drotary, |rotary| run(&up, rotary));
 }
 
 #[test]

@@ -4,14 +4,15 @@ use crate::support::{close, cpu, integers, normal, poison, tolerance};
 use kernels::activation::Activation;
 use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
+use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
 use kernels::{Output, Real};
 use kernels::{
-    activation, dropout, elementwise, embedding, layer_norm, random, rms_norm, rope, transpose,
-    weighted_rows,
+    activation, dropout, elementwise, embedding, latent_heads, layer_norm, random, rms_norm, rope,
+    transpose, weighted_rows,
 };
 use proptest::prelude::*;
 
@@ -110,6 +111,16 @@ fn rotations<T: Real>(tokens: usize, heads: usize, [head_dim, start, pairs]: [us
     }
 }
 
+fn heads_of_latents<T: Real>(of: &LatentHeads) {
+    let heads = of.tokens * of.heads;
+    let [up, k, v] = [of.up(), of.key(), of.value].map(|width| heads * width);
+    let shared = of.tokens * of.rotary;
+    let (x, rotary) = (normal::<T>(1, up), normal::<T>(2, shared));
+    both!(T, "k, v", 0.0, latent_heads::join(of, &x, &rotary; k, v));
+    let (dk, dv) = (normal::<T>(3, k), normal::<T>(4, v));
+    both!(T, "dup, drotary", tolerance::<T>(), latent_heads::split(of, &dk, &dv; up, shared));
+}
+
 fn embeddings<T: Real>(tokens: usize, columns: usize, rows: usize, first_row: usize) {
     let e = Embedding { tokens, columns, rows, first_row, scale: 1.25 };
     let ids = integers(1, tokens, -1..(rows + first_row + 3) as i64);
@@ -174,6 +185,13 @@ proptest! {
         let dims = [(before + 2 * pairs + behind).max(1), before.min((before + 2 * pairs + behind).max(1)), pairs];
         rotations::<f64>(tokens, heads, dims);
         rotations::<f32>(tokens, heads, dims);
+    }
+
+    #[test]
+    fn heads_of_latents_are_the_reference(tokens in 1usize..300, heads in 1usize..20, content in 0usize..40, rotary in 1usize..20, value in 1usize..40) {
+        let of = LatentHeads { tokens, heads, content, rotary, value };
+        heads_of_latents::<f64>(&of);
+        heads_of_latents::<f32>(&of);
     }
 
     #[test]

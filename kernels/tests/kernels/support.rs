@@ -9,6 +9,7 @@ pub mod spec {
     pub use kernels::cross_entropy::reference as cross_entropy;
     pub use kernels::embedding::reference as embedding;
     pub use kernels::gemm::reference as gemm;
+    pub use kernels::latent_heads::reference as latent_heads;
     pub use kernels::layer_norm::reference as layer_norm;
     pub use kernels::rms_norm::reference as rms_norm;
     pub use kernels::rope::reference as rope;

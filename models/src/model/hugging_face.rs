@@ -87,6 +87,7 @@ pub(super) struct HfConfig {
     rope_theta: Maybe<f64>,
     query_pre_attn_scalar: Maybe<f64>,
     partial_rotary_factor: Maybe<f64>,
+    rope_interleave: Maybe<bool>,
     rope_scaling: Option<IgnoredAny>,
     rope_parameters: Option<IgnoredAny>,
     quantization_config: Option<IgnoredAny>,
@@ -99,7 +100,7 @@ pub(super) struct HfConfig {
 /// Keys of the supported architectures without effect here: those that name and run a checkpoint,
 /// generate text with it, or initialise it, and those that choose experts, which no trainer does
 /// yet.
-const WITHOUT_EFFECT: [&str; 81] = [
+const WITHOUT_EFFECT: [&str; 80] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -155,7 +156,6 @@ const WITHOUT_EFFECT: [&str; 81] = [
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
-    "rope_interleave",
     "router_jitter_noise",
     "scoring_func",
     "sep_token_id",
@@ -533,6 +533,7 @@ impl Reader<'_> {
         let known = [
             ("rope_scaling", config.rope_scaling.is_none()),
             ("rope_parameters", config.rope_parameters.is_none()),
+            ("rope_interleave: false", !is(&config.rope_interleave, false)),
             (
                 "partial_rotary_factor",
                 config.partial_rotary_factor.as_ref().is_none_or(|factor| factor.value == 1.0),

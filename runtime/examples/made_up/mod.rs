@@ -47,6 +47,8 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         hidden: HIDDEN,
         vocab_size: VOCAB,
         head_dim: HIDDEN,
+        value_dim: HIDDEN,
+        rotary_dim: HIDDEN,
         rope_theta: None,
         dropout: 0.0,
         tied_table: None,

@@ -10,6 +10,7 @@ use kernels::cross_entropy::{self, Logits};
 use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
+use kernels::latent_heads::{self, LatentHeads};
 use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
@@ -420,6 +421,28 @@ impl<T: Scalar> Device for Host<T> {
 
     fn swap_leading(&self, shape: [usize; 3], x: &[T], y: &mut [T]) {
         transpose::swap_leading(&self.cpu, shape, x, y);
+    }
+
+    fn join_latent_heads(
+        &self,
+        of: &LatentHeads,
+        up: &[T],
+        rotary: &[T],
+        k: &mut [T],
+        v: &mut [T],
+    ) {
+        latent_heads::join(&self.cpu, of, up, rotary, k, v);
+    }
+
+    fn split_latent_heads(
+        &self,
+        of: &LatentHeads,
+        dk: &[T],
+        dv: &[T],
+        dup: &mut [T],
+        drotary: &mut [T],
+    ) {
+        latent_heads::split(&self.cpu, of, dk, dv, dup, drotary);
     }
 
     fn scale_rows(&self, w: &[T], x: &[T], y: &mut [T]) {

@@ -13,6 +13,7 @@ use kernels::cross_entropy::Logits;
 use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
+use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
@@ -272,6 +273,34 @@ impl Device for Host<bf16, f32> {
     fn accumulate(&self, x: &[bf16], sum: &mut [f32]) {
         let x = wide(x);
         self.exact().accumulate(&x, sum);
+    }
+
+    fn join_latent_heads(
+        &self,
+        of: &LatentHeads,
+        up: &[bf16],
+        rotary: &[bf16],
+        k: &mut [bf16],
+        v: &mut [bf16],
+    ) {
+        let [up, rotary] = [up, rotary].map(wide);
+        rounded(k, |k| {
+            rounded(v, |v| self.exact().join_latent_heads(of, &up, &rotary, k, v));
+        });
+    }
+
+    fn split_latent_heads(
+        &self,
+        of: &LatentHeads,
+        dk: &[bf16],
+        dv: &[bf16],
+        dup: &mut [bf16],
+        drotary: &mut [bf16],
+    ) {
+        let [dk, dv] = [dk, dv].map(wide);
+        rounded(dup, |dup| {
+            rounded(drotary, |sums| self.exact().split_latent_heads(of, &dk, &dv, dup, sums));
+        });
     }
 
     fn scale_rows(&self, w: &[f32], x: &[bf16], y: &mut [bf16]) {

@@ -37,6 +37,7 @@ use kernels::cross_entropy::Logits;
 use kernels::dropout::Dropout;
 use kernels::embedding::Embedding;
 use kernels::gemm::Shape;
+use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
@@ -299,6 +300,26 @@ pub trait Device: Space {
 
     /// `[a, b, inner] -> [b, a, inner]`; see [`kernels::transpose::swap_leading`].
     fn swap_leading(&self, shape: [usize; 3], x: Stored<'_, Self>, y: StoredMut<'_, Self>);
+
+    /// [`kernels::latent_heads::join`]
+    fn join_latent_heads(
+        &self,
+        of: &LatentHeads,
+        up: Stored<'_, Self>,
+        rotary: Stored<'_, Self>,
+        k: StoredMut<'_, Self>,
+        v: StoredMut<'_, Self>,
+    );
+
+    /// [`kernels::latent_heads::split`]
+    fn split_latent_heads(
+        &self,
+        of: &LatentHeads,
+        dk: Stored<'_, Self>,
+        dv: Stored<'_, Self>,
+        dup: StoredMut<'_, Self>,
+        drotary: StoredMut<'_, Self>,
+    );
 
     /// [`kernels::weighted_rows::scale`]
     fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>);

@@ -275,7 +275,7 @@ pub trait FromRows: sealed::FromLinear {
     const RANKS: usize;
 }
 
-mod sealed {
+pub(super) mod sealed {
     pub trait FromLinear {
         fn from_rows(linear: crate::ops::Linear) -> Self;
     }

@@ -20,13 +20,15 @@
 //! | [`RowLinear`] | [`Columns<A>`] | [`Partial<A>`] |
 //! | [`Norm`], [`RowBias`], [`dropout`], [`Positions`] | [`Whole`] or [`Split<A>`] | the same |
 //! | [`gated`], [`activate`] | all but [`Partial<A>`] | the same |
-//! | [`Attention`] | [`Whole`] or [`Columns<A>`] | the same |
+//! | [`Attention`], [`LatentAttention`] | [`Whole`] or [`Columns<A>`] | the same |
+//! | [`DownLinear`], [`LatentNorm`] | [`Whole`] | the same, whole on every rank |
 //! | [`Route`], which dispatches to [`Experts`] | [`Whole`] or [`Split<A>`] | the same |
 //! | [`TokenEmbedding`] | tokens | [`Whole`], or [`Partial<A>`] of a split table |
 //!
 //! Backward passes go the other way: what a layer takes forward is what `backward` gives, except
 //! that the input gradient of a [`ColumnLinear`] is [`Partial<A>`] and [`RowLinear`] takes a
-//! [`Whole`] gradient of its output. So a block with sequence parallelism is
+//! [`Whole`] gradient of its output. [`DownLinear`] and [`LatentNorm`] take and give [`Partial<A>`]
+//! gradients. So a block with sequence parallelism is
 //!
 //! ```text
 //! forward    norm  all_gather  ColumnLinear  gated  RowLinear  reduce_scatter
@@ -49,6 +51,7 @@ mod experts;
 mod fused_loss;
 mod group;
 mod head_norm;
+mod latent;
 mod linear;
 mod loss;
 mod norm;
@@ -67,11 +70,12 @@ pub use group::{Group, InFlight};
 pub use head_norm::HeadNorm;
 pub use kernels::activation::Activation;
 pub use kernels::routing::{Routing, Scoring};
+pub use latent::{DownLinear, LatentAttention, LatentGradients, LatentNorm, LatentSaved};
 pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};
 pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};
 pub use placement::{
-    Axis, Columns, Cp, Dp, Elementwise, HeadPlacement, Partial, PartialMax, Pp, Split,
-    StreamPlacement, TablePlacement, Tp, VocabPlacement, Whole,
+    Axis, Columns, Cp, Dp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Pp,
+    Split, StreamPlacement, TablePlacement, Tp, VocabPlacement, Whole,
 };
 pub use tensor::{LogSumExp, Numbers, Statistics, Stream, Tensor};

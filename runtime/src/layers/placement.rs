@@ -99,10 +99,35 @@ impl<A: Axis> Elementwise for Columns<A> {}
     label = "`{Self}` lacks tokens or still has to be summed",
     note = "gather rows with `all_gather` before the projections"
 )]
-pub trait HeadPlacement: Sealed {}
+pub trait HeadPlacement: Sealed {
+    /// Placement of sums over a rank's heads.
+    type Sum: GradientPlacement;
+}
 
-impl HeadPlacement for Whole {}
-impl<A: Axis> HeadPlacement for Columns<A> {}
+impl HeadPlacement for Whole {
+    type Sum = Self;
+}
+impl<A: Axis> HeadPlacement for Columns<A> {
+    type Sum = Partial<A>;
+}
+
+/// Placements of gradients of what every rank has whole, such as the latent vectors from which it
+/// computes its own heads.
+#[diagnostic::on_unimplemented(
+    message = "gradients of what every rank has whole are `Whole` or `Partial`, not `{Self}`",
+    label = "`{Self}` is no placement of such gradients"
+)]
+pub trait GradientPlacement: Sealed {
+    /// Ranks over which they are sums.
+    const RANKS: usize;
+}
+
+impl GradientPlacement for Whole {
+    const RANKS: usize = 1;
+}
+impl<A: Axis> GradientPlacement for Partial<A> {
+    const RANKS: usize = A::SIZE;
+}
 
 /// Placements of the logits.
 #[diagnostic::on_unimplemented(

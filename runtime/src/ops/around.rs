@@ -5,7 +5,7 @@
 //! log-sum-exp, in f32 or wider (online softmax). In the backward pass, a member's gradients of
 //! keys and values collect every other member's contribution on their way home.
 
-use super::attention::{Attention, AttentionSaved};
+use super::attention::{Attention, AttentionSaved, Columns};
 use super::context::Context;
 use super::tiles::{Tile, scaled};
 use crate::comm::{CommError, Communicator, Op, Tag};
@@ -69,9 +69,8 @@ impl<'a, D: Device> Ring<'a, D> {
         self.owner(1)
     }
 
-    /// Columns of queries, and of keys.
-    fn columns(&self) -> [usize; 2] {
-        self.heads.map(|heads| heads * self.attention.head_dim)
+    fn columns(&self) -> Columns {
+        self.attention.columns(self.heads)
     }
 
     /// The tiles in which a query sees a key of member `owner`.
@@ -133,26 +132,26 @@ impl<'a, D: Device> Ring<'a, D> {
         v: &Buffer<D>,
     ) -> Result<(Buffer<D>, WideBuffer<D>), CommError> {
         let (ctx, device) = (self.ctx, self.ctx.device);
-        let [width, kv_width] = self.columns();
-        let rows = q.len() / width;
-        let mut sums = ctx.wide(q.len());
+        let columns = self.columns();
+        let rows = q.len() / columns.q;
+        let mut sums = ctx.wide(rows * columns.out);
         let mut lse = ctx.wide(rows * self.heads[0]);
         device.fill(sums.view_mut(), D::Wide::ZERO);
         device.fill(lse.view_mut(), D::Wide::from_f64(f64::NEG_INFINITY));
         self.around(self.packed(k, v), |both, at, owner| {
             for Tile { shape, queries, keys } in self.tiles(owner) {
-                let [k, v] = parts::<D>(both, &at, &keys, kv_width);
-                let q = q.part(scaled(&queries, width));
+                let [k, v] = parts::<D>(both, &at, &keys, columns);
+                let q = q.part(scaled(&queries, columns.q));
                 let mut out = ctx.buffer(shape.out_elements());
                 let mut part = ctx.wide(shape.lse_elements());
                 device.attention(&shape, q, k, v, out.view_mut(), part.view_mut());
-                let to = sums.part_mut(scaled(&queries, width));
+                let to = sums.part_mut(scaled(&queries, columns.out));
                 let statistics = lse.part_mut(self.statistics(&queries));
                 device.merge_attention(&shape, to, statistics, out.view(), part.view());
             }
             Ok(())
         })?;
-        let mut out = ctx.buffer(q.len());
+        let mut out = ctx.buffer(sums.len());
         device.round(sums.view(), out.view_mut());
         Ok((out, lse))
     }
@@ -164,7 +163,7 @@ impl<'a, D: Device> Ring<'a, D> {
     ) -> Result<[Buffer<D>; 3], CommError> {
         let (ctx, device) = (self.ctx, self.ctx.device);
         let AttentionSaved { q, k, v, out, lse } = saved;
-        let [width, kv_width] = self.columns();
+        let columns = self.columns();
         let mut dq = ctx.wide(q.len());
         device.fill(dq.view_mut(), D::Wide::ZERO);
         let len = k.len() + v.len();
@@ -176,8 +175,8 @@ impl<'a, D: Device> Ring<'a, D> {
             let mut own: Sums<D> = device.zeros(if gathers { 0 } else { len });
             let (sums, begin) = if gathers { (&mut all, owner * len) } else { (&mut own, 0) };
             for Tile { shape, queries, keys } in self.tiles(owner) {
-                let [k, v] = parts::<D>(both, &at, &keys, kv_width);
-                let q = q.part(scaled(&queries, width));
+                let [k, v] = parts::<D>(both, &at, &keys, columns);
+                let q = q.part(scaled(&queries, columns.q));
                 let [mut q_part, mut k_part, mut v_part] =
                     [shape.q_elements(), shape.k_elements(), shape.v_elements()]
                         .map(|len| ctx.buffer(len));
@@ -186,12 +185,12 @@ impl<'a, D: Device> Ring<'a, D> {
                     dk: k_part.view_mut(),
                     dv: v_part.view_mut(),
                 };
-                let out = out.part(scaled(&queries, width));
+                let out = out.part(scaled(&queries, columns.out));
                 let lse = lse.part(self.statistics(&queries));
-                let dout = dout.part(scaled(&queries, width));
+                let dout = dout.part(scaled(&queries, columns.out));
                 device.attention_backward(&shape, Saved { q, k, v, out, lse }, dout, gradients);
-                device.accumulate(q_part.view(), dq.part_mut(scaled(&queries, width)));
-                let [to_k, to_v] = places(&(begin..begin + len), &keys, kv_width);
+                device.accumulate(q_part.view(), dq.part_mut(scaled(&queries, columns.q)));
+                let [to_k, to_v] = places(&(begin..begin + len), &keys, columns);
                 device.accumulate(k_part.view(), D::view_mut(sums, to_k));
                 device.accumulate(v_part.view(), D::view_mut(sums, to_v));
             }
@@ -234,18 +233,19 @@ impl<D: Device> Moving<D> {
 }
 
 /// Where the keys and the values of some rows lie in memory that holds both.
-fn places(at: &Range<usize>, rows: &Range<usize>, width: usize) -> [Range<usize>; 2] {
-    let values = at.start + at.len() / 2;
-    [at.start, values].map(|begin| begin + rows.start * width..begin + rows.end * width)
+fn places(at: &Range<usize>, rows: &Range<usize>, columns: Columns) -> [Range<usize>; 2] {
+    let values = at.start + at.len() / (columns.k + columns.v) * columns.k;
+    [(at.start, columns.k), (values, columns.v)]
+        .map(|(begin, width)| begin + rows.start * width..begin + rows.end * width)
 }
 
 fn parts<'a, D: Device>(
     both: &'a KeyValues<D>,
     at: &Range<usize>,
     rows: &Range<usize>,
-    width: usize,
+    columns: Columns,
 ) -> [Stored<'a, D>; 2] {
-    places(at, rows, width).map(|range| D::view(both, range))
+    places(at, rows, columns).map(|range| D::view(both, range))
 }
 
 impl Attention {
@@ -283,7 +283,8 @@ impl Attention {
     }
 
     /// Exchanges tokens for heads over the Ulysses group: `[n, w] -> [n u, w / u]`. `heads` are
-    /// those of `x`; if there are fewer heads than ranks, neighbouring ranks get copies.
+    /// those of `x`, of queries and keys or of values; if there are fewer heads than ranks,
+    /// neighbouring ranks get copies.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -293,8 +294,7 @@ impl Attention {
         x: &Buffer<D>,
         heads: usize,
     ) -> Result<Buffer<D>, CommError> {
-        let exchange = HeadExchange::new(self, ctx, heads, x.len() / heads);
-        exchange.to_heads(x)
+        HeadExchange::new(ctx, heads, x.len() / heads).to_heads(x)
     }
 
     /// The backward pass of [`Self::to_heads`]: `[n u, w / u] -> [n, w]`. Copies are summed.
@@ -309,8 +309,7 @@ impl Attention {
     ) -> Result<Buffer<D>, CommError> {
         let ranks = ctx.cp.ulysses.size();
         let own = (heads / ranks).max(1);
-        let exchange = HeadExchange::new(self, ctx, heads, x.len() / own / ranks);
-        exchange.to_tokens(x)
+        HeadExchange::new(ctx, heads, x.len() / own / ranks).to_tokens(x)
     }
 }
 
@@ -332,10 +331,10 @@ struct HeadExchange<'a, D: Device> {
 
 impl<'a, D: Device> HeadExchange<'a, D> {
     /// `elements`: those of one head of this rank's tokens.
-    fn new(attention: &Attention, ctx: &'a Context<'a, D>, heads: usize, elements: usize) -> Self {
-        let (ranks, dim, sequences) =
-            (ctx.cp.ulysses.size(), attention.head_dim, ctx.batch.sequences);
-        let (tokens, own) = (elements / dim / sequences, (heads / ranks).max(1));
+    fn new(ctx: &'a Context<'a, D>, heads: usize, elements: usize) -> Self {
+        let (ranks, sequences) = (ctx.cp.ulysses.size(), ctx.batch.sequences);
+        let (tokens, own) = (ctx.tokens() / sequences, (heads / ranks).max(1));
+        let dim = elements / ctx.tokens();
         Self { ctx, ranks, sequences, tokens, heads, own, dim }
     }
 

@@ -5,7 +5,8 @@ use super::tiles::{Tile, scaled};
 use crate::device::{Device, Gradients, Saved};
 use crate::state::buffer::{Buffer, WideBuffer};
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
-use kernels::rope;
+use kernels::latent_heads::LatentHeads;
+use kernels::rope::{Pairing, Rope};
 
 /// One rank's heads of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,8 +17,11 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Query heads of all ranks.
     pub total_heads: usize,
-    /// Columns of a head.
+    /// Columns of a query or key head.
     pub head_dim: usize,
+    /// What latent attention's heads have of their own; `None`: values are as wide as keys, and
+    /// whole heads are rotated.
+    pub latent: Option<Latent>,
     /// Factor of the scores.
     pub scale: f64,
     /// Tokens that a query sees, if not all before it.
@@ -28,21 +32,35 @@ pub struct Attention {
     pub place: u32,
 }
 
+/// Heads of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latent {
+    /// Columns of a query or key head that are rotated: its last ones, in pairs of neighbours.
+    pub rotary: usize,
+    /// Columns of a value head.
+    pub value: usize,
+}
+
 /// What the backward pass reads: queries, keys, values, output and the rows' log-sum-exp.
 pub struct AttentionSaved<'a, D: Device> {
     /// `[n, heads * head_dim]`
     pub q: &'a Buffer<D>,
     /// `[n, kv_heads * head_dim]`
     pub k: &'a Buffer<D>,
-    /// `[n, kv_heads * head_dim]`
+    /// `[n, kv_heads * value_dim]`
     pub v: &'a Buffer<D>,
-    /// `[n, heads * head_dim]`
+    /// `[n, heads * value_dim]`
     pub out: &'a Buffer<D>,
     /// `[n, heads]`
     pub lse: &'a WideBuffer<D>,
 }
 
 impl Attention {
+    /// Columns of a value head.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value)
+    }
+
     /// The shape over whole sequences, with `heads` query and key/value heads.
     pub(super) fn shape<D: Device>(&self, ctx: &Context<'_, D>, heads: [usize; 2]) -> Shape {
         let batch = ctx.batch;
@@ -60,11 +78,13 @@ impl Attention {
             window: self.window,
             soft_cap: self.soft_cap,
             dropout: draws,
+            v_dim: self.value_dim(),
             ..Shape::causal(b, s, heads[0], heads[1], self.head_dim)
         }
     }
 
-    /// Rotates queries or keys, `[n, heads * head_dim]`, by their positions.
+    /// Rotates queries or keys, `[n, heads * head_dim]`, by their positions; or the part of keys
+    /// that latent attention's heads share, `[n, rotary]`.
     pub fn rotate<D: Device>(&self, ctx: &Context<'_, D>, x: &mut Buffer<D>) {
         let rope = self.rope(ctx, x);
         ctx.device.rope(&rope, ctx.batch.rope.view(), x.view_mut());
@@ -76,12 +96,79 @@ impl Attention {
         ctx.device.rope_backward(&rope, ctx.batch.rope.view(), dx.view_mut());
     }
 
-    fn rope<D: Device>(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> rope::Rope {
+    fn rope<D: Device>(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> Rope {
         let tokens = ctx.tokens();
-        rope::Rope::half(tokens, x.len() / (tokens * self.head_dim), self.head_dim)
+        let columns = x.len() / tokens;
+        let Some(Latent { rotary, .. }) = self.latent else {
+            return Rope::half(tokens, columns / self.head_dim, self.head_dim);
+        };
+        let head_dim = if columns == rotary { rotary } else { self.head_dim };
+        Rope {
+            tokens,
+            heads: columns / head_dim,
+            head_dim,
+            rotary_start: head_dim - rotary,
+            rotary_dim: rotary,
+            pairing: Pairing::Interleaved,
+        }
     }
 
-    /// Output `[n, heads * head_dim]`, and the log-sum-exp of each row's scores.
+    #[track_caller]
+    fn latent_heads<D: Device>(&self, ctx: &Context<'_, D>) -> LatentHeads {
+        let Latent { rotary, value } = self.latent.expect("the attention is latent");
+        let content = self.head_dim - rotary;
+        LatentHeads { tokens: ctx.tokens(), heads: self.kv_heads, content, rotary, value }
+    }
+
+    /// Keys `[n, heads * head_dim]` and values `[n, heads * value]` of latent attention, from what
+    /// was projected up, `[n, heads * (head_dim - rotary + value)]`, and the rotated part that all
+    /// heads share, `[n, rotary]`.
+    ///
+    /// # Panics
+    /// The attention is not latent.
+    #[track_caller]
+    pub fn join<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        up: &Buffer<D>,
+        rotary: &Buffer<D>,
+    ) -> [Buffer<D>; 2] {
+        let of = self.latent_heads(ctx);
+        let heads = of.tokens * of.heads;
+        let [mut k, mut v] = [of.key(), of.value].map(|width| ctx.buffer(heads * width));
+        let (to_k, to_v) = (k.view_mut(), v.view_mut());
+        ctx.device.join_latent_heads(&of, up.view(), rotary.view(), to_k, to_v);
+        [k, v]
+    }
+
+    /// The backward pass of [`Self::join`]: gradients of what was projected up, and of the shared
+    /// part, summed over this rank's heads.
+    ///
+    /// # Panics
+    /// The attention is not latent.
+    #[track_caller]
+    pub fn split<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        dk: &Buffer<D>,
+        dv: &Buffer<D>,
+    ) -> [Buffer<D>; 2] {
+        let of = self.latent_heads(ctx);
+        let mut dup = ctx.buffer(of.tokens * of.heads * of.up());
+        let mut drotary = ctx.buffer(of.tokens * of.rotary);
+        let (to, sums) = (dup.view_mut(), drotary.view_mut());
+        ctx.device.split_latent_heads(&of, dk.view(), dv.view(), to, sums);
+        [dup, drotary]
+    }
+
+    /// Columns of this rank's queries, keys, values and outputs, for this many query and key/value
+    /// heads.
+    pub(super) fn columns(&self, [heads, kv_heads]: [usize; 2]) -> Columns {
+        let (key, value) = (self.head_dim, self.value_dim());
+        Columns { q: heads * key, k: kv_heads * key, v: kv_heads * value, out: heads * value }
+    }
+
+    /// Output `[n, heads * value_dim]`, and the log-sum-exp of each row's scores.
     pub fn forward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
@@ -89,17 +176,18 @@ impl Attention {
         k: &Buffer<D>,
         v: &Buffer<D>,
     ) -> (Buffer<D>, WideBuffer<D>) {
-        let [heads, kv_heads] = self.heads_behind(ctx.cp.parallel.ulysses);
-        let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
-        let mut out = ctx.buffer(q.len());
-        let mut lse = ctx.wide(q.len() / self.head_dim);
+        let both = self.heads_behind(ctx.cp.parallel.ulysses);
+        let (columns, rows) = (self.columns(both), q.len() / self.columns(both).q);
+        let mut out = ctx.buffer(rows * columns.out);
+        let mut lse = ctx.wide(rows * both[0]);
         let whole = 0..ctx.batch.seq_len;
         let all = std::slice::from_ref(&whole);
-        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], all, all) {
-            let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
-            let [k, v] = [k, v].map(|x| x.part(scaled(&keys, kv_width)));
-            let (to, statistics) = (out.part_mut(at.clone()), lse.part_mut(lse_at));
-            ctx.device.attention(&shape, q.part(at), k, v, to, statistics);
+        for Tile { shape, queries, keys } in self.tiles(ctx, both, all, all) {
+            let lse_at = scaled(&queries, both[0]);
+            let q = q.part(scaled(&queries, columns.q));
+            let (k, v) = (k.part(scaled(&keys, columns.k)), v.part(scaled(&keys, columns.v)));
+            let to = out.part_mut(scaled(&queries, columns.out));
+            ctx.device.attention(&shape, q, k, v, to, lse.part_mut(lse_at));
         }
         (out, lse)
     }
@@ -113,24 +201,30 @@ impl Attention {
     ) -> [Buffer<D>; 3] {
         let AttentionSaved { q, k, v, out, lse } = saved;
         let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| ctx.buffer(x.len()));
-        let [heads, kv_heads] = self.heads_behind(ctx.cp.parallel.ulysses);
-        let [width, kv_width] = [heads, kv_heads].map(|heads| heads * self.head_dim);
+        let both = self.heads_behind(ctx.cp.parallel.ulysses);
+        let columns = self.columns(both);
         let whole = 0..ctx.batch.seq_len;
         let all = std::slice::from_ref(&whole);
         // Each key is in one tile, so its gradients need no sum.
-        for Tile { shape, queries, keys } in self.tiles(ctx, [heads, kv_heads], all, all) {
-            let [at, lse_at] = [width, heads].map(|columns| scaled(&queries, columns));
-            let kv_at = scaled(&keys, kv_width);
-            let [k, v] = [k, v].map(|x| x.part(kv_at.clone()));
-            let (q, out) = (q.part(at.clone()), out.part(at.clone()));
-            let saved = Saved { q, k, v, out, lse: lse.part(lse_at) };
-            let gradients = Gradients {
-                dq: dq.part_mut(at.clone()),
-                dk: dk.part_mut(kv_at.clone()),
-                dv: dv.part_mut(kv_at),
-            };
-            ctx.device.attention_backward(&shape, saved, dout.part(at), gradients);
+        for Tile { shape, queries, keys } in self.tiles(ctx, both, all, all) {
+            let [q_at, out_at] = [columns.q, columns.out].map(|width| scaled(&queries, width));
+            let [k_at, v_at] = [columns.k, columns.v].map(|width| scaled(&keys, width));
+            let (k, v) = (k.part(k_at.clone()), v.part(v_at.clone()));
+            let (q, out) = (q.part(q_at.clone()), out.part(out_at.clone()));
+            let saved = Saved { q, k, v, out, lse: lse.part(scaled(&queries, both[0])) };
+            let gradients =
+                Gradients { dq: dq.part_mut(q_at), dk: dk.part_mut(k_at), dv: dv.part_mut(v_at) };
+            ctx.device.attention_backward(&shape, saved, dout.part(out_at), gradients);
         }
         [dq, dk, dv]
     }
+}
+
+/// Columns of some heads.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    pub q: usize,
+    pub k: usize,
+    pub v: usize,
+    pub out: usize,
 }

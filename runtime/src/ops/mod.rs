@@ -30,7 +30,7 @@ mod vocabulary;
 mod weights;
 
 pub use around::ContextRanks;
-pub use attention::{Attention, AttentionSaved};
+pub use attention::{Attention, AttentionSaved, Latent};
 pub use bias::RowBias;
 pub use collectives::InFlight;
 pub use context::{Context, DropoutDraws, MicroBatch, Sharded, TokenIds};

@@ -221,7 +221,7 @@ fn on_device<D: Device>(
 
 fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {
     let Some(theta) = spec.rope_theta else { return Vec::new() };
-    let dim = spec.head_dim;
+    let dim = spec.rotary_dim;
     let mut table = vec![T::ZERO; positions.len() * dim];
     let frequencies = rope::inverse_frequencies(theta, dim);
     rope::fill_table(cpu, &frequencies, positions, &mut table);

@@ -20,7 +20,7 @@ use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
 use crate::state::gradients::GradientStore;
-use crate::state::params::{ByDivision, HeldParameter, Inventory, Member};
+use crate::state::params::{ByDivision, Declaration, Gradient, HeldParameter, Inventory, Member};
 use crate::state::shards::Shards;
 use crate::state::weights::Weights;
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
@@ -418,13 +418,14 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(state.update(fixed, optimizer, &adamw, gradients.sums())?)
     }
 
-    /// The model's whole gradients on world rank 0; `None` on the others.
+    /// The whole gradients of what is trained, on world rank 0; `None` on the others.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn whole_gradients(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         let sums = self.gradients.sums();
-        self.fixed.whole(|slice| Ok(self.fixed.device.download(sums.get(slice))?))
+        let trained = |of: &Declaration| of.gradient != Gradient::None;
+        self.fixed.whole(trained, |slice| Ok(self.fixed.device.download(sums.get(slice))?))
     }
 
     /// The model's whole weights on world rank 0; `None` on the others.
@@ -433,7 +434,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Those of any collective call.
     pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         let device = &self.fixed.device;
-        self.fixed.whole(|slice| self.state.read(device, slice))
+        self.fixed.whole(|_| true, |slice| self.state.read(device, slice))
     }
 }
 

@@ -85,6 +85,8 @@ mod tests {
             hidden: 8,
             vocab_size: 8,
             head_dim: 4,
+            value_dim: 4,
+            rotary_dim: 4,
             rope_theta: None,
             dropout: 0.0,
             tied_table: None,

@@ -33,9 +33,9 @@ pub(super) fn open_gpu(
     if on_gpu == OnGpu::No {
         return Err(wrong("the plan is in f64; valid on a GPU: a plan in bf16 or f32".to_owned()));
     }
-    let head_dim = spec.head_dim;
-    let fits = head_dim.is_multiple_of(16) && head_dim <= 256;
-    if on_gpu == OnGpu::WithTensorCores && !fits {
+    let fits = |dim: &usize| dim.is_multiple_of(16) && *dim <= 256;
+    let wrong_heads = [spec.head_dim, spec.value_dim].into_iter().find(|dim| !fits(dim));
+    if let (OnGpu::WithTensorCores, Some(head_dim)) = (on_gpu, wrong_heads) {
         let valid = "valid in bf16: multiples of 16 up to 256, or a plan with dtype f32";
         return Err(wrong(format!("the model's heads have {head_dim} dimensions; {valid}")));
     }

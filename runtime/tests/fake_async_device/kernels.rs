@@ -14,6 +14,7 @@ use runtime::kernels::cross_entropy::Logits;
 use runtime::kernels::dropout::Dropout;
 use runtime::kernels::embedding::Embedding;
 use runtime::kernels::gemm::Shape;
+use runtime::kernels::latent_heads::LatentHeads;
 use runtime::kernels::layer_norm::LayerNorm;
 use runtime::kernels::random::{GlobalIndices as Numbered, Stream as Draws};
 use runtime::kernels::rms_norm::RmsNorm;
@@ -152,6 +153,44 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             let mut to_sum: Vec<W> = sum.get();
             host.accumulate(&x.get::<W>(), &mut to_sum);
             sum.put(&to_sum);
+        });
+    }
+
+    fn join_latent_heads(
+        &self,
+        shape: &LatentHeads,
+        up: Stored<'_, Self>,
+        rotary: Stored<'_, Self>,
+        k: StoredMut<'_, Self>,
+        v: StoredMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (up, rotary, k, v) = (of(up), of(rotary), into(k), into(v));
+        self.run(move |host| {
+            let (mut to_k, mut to_v): (Vec<W>, Vec<W>) = (k.get(), v.get());
+            let from = [up.get::<W>(), rotary.get::<W>()];
+            host.join_latent_heads(&shape, &from[0], &from[1], &mut to_k, &mut to_v);
+            k.put(&to_k);
+            v.put(&to_v);
+        });
+    }
+
+    fn split_latent_heads(
+        &self,
+        shape: &LatentHeads,
+        dk: Stored<'_, Self>,
+        dv: Stored<'_, Self>,
+        dup: StoredMut<'_, Self>,
+        drotary: StoredMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (dk, dv, dup, drotary) = (of(dk), of(dv), into(dup), into(drotary));
+        self.run(move |host| {
+            let (mut to_dup, mut to_drotary): (Vec<W>, Vec<W>) = (dup.get(), drotary.get());
+            let from = [dk.get::<W>(), dv.get::<W>()];
+            host.split_latent_heads(&shape, &from[0], &from[1], &mut to_dup, &mut to_drotary);
+            dup.put(&to_dup);
+            drotary.put(&to_drotary);
         });
     }
 

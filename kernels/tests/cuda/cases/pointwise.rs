@@ -4,8 +4,11 @@ use super::{close, down, numbers, out, up};
 use kernels::activation::{self, Activation};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::dropout::{self, Dropout};
+use kernels::latent_heads::LatentHeads;
 use kernels::random::{self as draws, GlobalIndices, Stream};
-use kernels::{Cpu, elementwise as sums, transpose as swap, weighted_rows as weighted};
+use kernels::{
+    Cpu, elementwise as sums, latent_heads as latent, transpose as swap, weighted_rows as weighted,
+};
 
 pub fn activations(gpu: &Gpu) {
     in_each_storage!(activations_in(gpu));
@@ -220,5 +223,38 @@ fn weighted_rows_in<S: Stored>(gpu: &Gpu) {
         weighted::cuda::dot(gpu, gx.view(), gy.view(), dots.view_mut()).unwrap();
         weighted::reference::dot(&cpu, &x, &y, &mut expected);
         close("dots", Storage::F32, &down(gpu, &dots), &expected);
+    }
+}
+
+pub fn latent_heads(gpu: &Gpu) {
+    in_each_storage!(latent_heads_in(gpu));
+}
+
+fn latent_heads_in<S: Stored>(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    // Packs of 8 elements, of 2, and of 1.
+    for (tokens, heads, [content, rotary, value]) in
+        [(5, 4, [16, 8, 24]), (70, 3, [6, 2, 4]), (3, 2, [5, 2, 3]), (2, 1, [0, 4, 4])]
+    {
+        let of = LatentHeads { tokens, heads, content, rotary, value };
+        let [up_len, k_len, v_len] =
+            [of.up(), of.key(), of.value].map(|width| tokens * heads * width);
+        let (up_all, shared) = (numbers::<S>(up_len, 1), numbers::<S>(tokens * rotary, 2));
+        let [gup, gshared] = [&up_all, &shared].map(|tensor| up::<S>(gpu, tensor));
+        let [mut gk, mut gv] = [k_len, v_len].map(|len| out::<S>(gpu, len));
+        let (to_k, to_v) = (gk.view_mut(), gv.view_mut());
+        latent::cuda::join(gpu, &of, gup.view(), gshared.view(), to_k, to_v).unwrap();
+        let [mut k, mut v] = [k_len, v_len].map(|len| vec![0.0; len]);
+        latent::reference::join(&cpu, &of, &up_all, &shared, &mut k, &mut v);
+        assert_eq!([down(gpu, &gk), down(gpu, &gv)], [k, v], "{of:?}");
+        let (dk, dv) = (numbers::<S>(k_len, 3), numbers::<S>(v_len, 4));
+        let [gdk, gdv] = [&dk, &dv].map(|tensor| up::<S>(gpu, tensor));
+        let [mut gdup, mut gsums] = [up_len, tokens * rotary].map(|len| out::<S>(gpu, len));
+        let (to, sums) = (gdup.view_mut(), gsums.view_mut());
+        latent::cuda::split(gpu, &of, gdk.view(), gdv.view(), to, sums).unwrap();
+        let [mut dup, mut sums] = [up_len, tokens * rotary].map(|len| vec![0.0; len]);
+        latent::reference::split(&cpu, &of, &dk, &dv, &mut dup, &mut sums);
+        assert_eq!(down(gpu, &gdup), dup, "{of:?}");
+        close("drotary", S::STORAGE, &down(gpu, &gsums), &sums);
     }
 }

@@ -15,6 +15,7 @@ use kernels::cuda;
 use kernels::dropout::{self, Dropout};
 use kernels::embedding::{self, Embedding};
 use kernels::gemm::{self, Shape};
+use kernels::latent_heads::{self, LatentHeads};
 use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
@@ -276,6 +277,30 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
 
     fn accumulate(&self, x: Stored<'_, Self>, sum: WideMut<'_, Self>) {
         call!(self, [x, sum], |gpu| elementwise::cuda::accumulate(gpu, x, sum));
+    }
+
+    fn join_latent_heads(
+        &self,
+        of: &LatentHeads,
+        up: Stored<'_, Self>,
+        rotary: Stored<'_, Self>,
+        k: StoredMut<'_, Self>,
+        v: StoredMut<'_, Self>,
+    ) {
+        call!(self, [up, rotary, k, v], |gpu| latent_heads::cuda::join(gpu, of, up, rotary, k, v));
+    }
+
+    fn split_latent_heads(
+        &self,
+        of: &LatentHeads,
+        dk: Stored<'_, Self>,
+        dv: Stored<'_, Self>,
+        dup: StoredMut<'_, Self>,
+        drotary: StoredMut<'_, Self>,
+    ) {
+        call!(self, [dk, dv, dup, drotary], |gpu| latent_heads::cuda::split(
+            gpu, of, dk, dv, dup, drotary
+        ));
     }
 
     fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {

@@ -1,0 +1,261 @@
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): queries, keys and
+//! values of each head are projected up from latent vectors.
+//!
+//! Every tensor-parallel rank computes the latent vectors of all tokens, and from them its own
+//! heads. What lies before a latent vector is linear in the vector's gradient, so the partial sums
+//! of the ranks go back through norm and down-projection to the layer's input gradient, which is
+//! reduced as in any attention. Gradients of these norms and matrices are partial sums too.
+
+use super::builder::Builder;
+use super::feed_forward::LaterWeights;
+use super::layer::{to_heads, to_tokens};
+use super::op::{FieldIndex, Op, Value};
+use super::{FieldKind, Matrix, Placement, Rows, TensorNames, Type, Width};
+use models::model::{Mla, ModelSpec};
+
+/// Fields of latent attention.
+pub(super) struct Latent {
+    /// From the input to queries, through a latent vector or at once.
+    query: Query,
+    /// From the input to the latent vector of keys and values.
+    kv: Down,
+    /// From the input to the part of keys that all heads share, which is rotated.
+    k_rotary: FieldIndex,
+    kv_up: FieldIndex,
+    core: FieldIndex,
+    out: FieldIndex,
+}
+
+enum Query {
+    Direct(FieldIndex),
+    Latent { down: Down, up: FieldIndex },
+}
+
+/// A latent vector before and behind its norm, and the norm's statistics.
+#[derive(Clone, Copy)]
+struct Normed {
+    down: Value,
+    latent: Value,
+    statistics: Value,
+}
+
+/// What the backward pass reads.
+pub(super) struct LatentCore {
+    q: Option<Normed>,
+    kv: Normed,
+    /// Queries, keys, values, output, log-sum-exp.
+    saved: [Value; 5],
+    /// The output, of this rank's tokens.
+    a: Value,
+}
+
+impl LatentCore {
+    /// Norms of latent vectors, which are quickly computed again.
+    pub(super) fn norms(&self) -> Vec<Value> {
+        self.q.into_iter().chain([self.kv]).map(|normed| normed.latent).collect()
+    }
+}
+
+/// What makes a latent vector.
+#[derive(Clone, Copy)]
+struct Down {
+    /// What the names of its values begin with.
+    name: &'static str,
+    width: Width,
+    matrix: FieldIndex,
+    norm: FieldIndex,
+}
+
+impl Latent {
+    pub(super) fn fields(
+        b: &mut Builder<'_>,
+        model: &ModelSpec,
+        mla: Mla,
+        names: TensorNames,
+    ) -> Self {
+        let tensors = TensorNames::latent();
+        let matrix = |tensor, blocks: &[Width], bias, adds_to_stream| Matrix {
+            tensor,
+            blocks: blocks.to_vec(),
+            transposed: names.is_gpt2(),
+            bias,
+            adds_to_stream,
+        };
+        let bias = model.attention.qkv_bias;
+        let mut down = |name, tensor, blocks: &[Width], block: usize| {
+            let matrix = matrix(tensor, blocks, bias, false);
+            b.field(name, FieldKind::Down { matrix, block, outputs: blocks[block] })
+        };
+        let q_blocks = [Width::QueryLatent];
+        let q_down = mla.q_rank.map(|_| down("q_down", tensors.q_down, &q_blocks, 0));
+        let kv_blocks = [Width::KeyValueLatent, Width::Rotary];
+        let [kv_matrix, k_rotary] = [("kv_down", 0), ("k_rotary", 1)]
+            .map(|(name, block)| down(name, tensors.kv_down, &kv_blocks, block));
+        let norm = |tensor, width| FieldKind::LatentNorm { tensor, width };
+        let up = |tensor, inputs, outputs| {
+            let matrix = matrix(tensor, &[outputs], false, false);
+            FieldKind::Up { matrix, inputs, outputs }
+        };
+        let query = match q_down {
+            None => {
+                let matrix = matrix(tensors.q, &[Width::Query], false, false);
+                let outputs = Width::Query;
+                Query::Direct(b.field("q", FieldKind::Column { matrix, block: 0, outputs }))
+            }
+            Some(matrix) => {
+                let width = Width::QueryLatent;
+                let norm = b.field("q_norm", norm(tensors.q_norm, width));
+                let down = Down { name: "q", width, matrix, norm };
+                Query::Latent { down, up: b.field("q_up", up(tensors.q_up, width, Width::Query)) }
+            }
+        };
+        let width = Width::KeyValueLatent;
+        let kv_norm = b.field("kv_norm", norm(tensors.kv_norm, width));
+        let kv = Down { name: "kv", width, matrix: kv_matrix, norm: kv_norm };
+        let kv_up = up(tensors.kv_up, Width::KeyValueLatent, Width::UpProjected);
+        let kv_up = b.field("kv_up", kv_up);
+        let [_, _, _, out] = names.attention();
+        let matrix = matrix(out, &[], false, true);
+        let out = b.field("out", FieldKind::Row { matrix, inputs: Width::Value });
+        let core = b.field("attention", FieldKind::LatentAttention);
+        Self { query, kv, k_rotary, kv_up, core, out }
+    }
+
+    /// Partial sums of the output.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, LatentCore) {
+        let (sizes, field) = (b.sizes, self.core);
+        let query = sizes.split(Width::Query);
+        let (q, q_latent) = match self.query {
+            Query::Direct(field) => (b.op("q", query, |to| Op::Linear { field, x, to }), None),
+            Query::Latent { down, up: field } => {
+                let normed = down.forward(b, x);
+                let x = normed.latent;
+                (b.op("q", query, |to| Op::Linear { field, x, to }), Some(normed))
+            }
+        };
+        let q = rotated(b, field, "q", q, query);
+        let kv = self.kv.forward(b, x);
+        let shared = whole(Width::Rotary);
+        let make = |to| Op::Linear { field: self.k_rotary, x, to };
+        let k_rotary = b.op("k_rotary", shared, make);
+        let k_rotary = rotated(b, field, "k_rotary", k_rotary, shared);
+        let make = |to| Op::Linear { field: self.kv_up, x: kv.latent, to };
+        let up = b.op("kv", sizes.split(Width::UpProjected), make);
+        let k = b.value("k", query);
+        let v = b.value("v", sizes.split(Width::Value));
+        b.push(Op::JoinHeads { field, up, rotary: k_rotary, to: [k, v] });
+        let q = to_heads(b, field, "q", q, Width::Query);
+        let k = to_heads(b, field, "k", k, Width::Query);
+        let v = to_heads(b, field, "v", v, Width::Value);
+        let behind = b.value("a", sizes.behind(Width::Value));
+        let lse = b.value("lse", Type::LogSumExp);
+        b.push(Op::Attention { field, q, k, v, to: behind, lse });
+        let a = to_tokens(b, field, "a_tokens", behind, Width::Value);
+        let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
+        (part, LatentCore { q: q_latent, kv, saved: [q, k, v, behind, lse], a })
+    }
+
+    /// The gradient of the input, a partial sum, and the work on weights.
+    pub(super) fn backward(
+        &self,
+        b: &mut Builder<'_>,
+        core: &LatentCore,
+        dy: Value,
+    ) -> (Value, Vec<LaterWeights>) {
+        let part = b.sizes.part();
+        let out = LaterWeights { field: self.out, x: Some(core.a), dy };
+        let [dq, dkv, drotary] = self.backward_heads(b, core, dy);
+        let later = |field, x, dy| LaterWeights { field, x, dy };
+        let mut weights = vec![out];
+        let (field, dy) = match (&self.query, core.q) {
+            (Query::Latent { down, up }, Some(normed)) => {
+                weights.push(later(*up, Some(normed.latent), dq));
+                (down.matrix, down.backward(b, normed, *up, dq))
+            }
+            (Query::Latent { up: field, .. } | Query::Direct(field), _) => (*field, dq),
+        };
+        weights.push(later(field, None, dy));
+        let dh = b.op("dpart", part, |to| Op::BackwardInput { field, dy, to });
+        weights.push(later(self.kv_up, Some(core.kv.latent), dkv));
+        let dkv_down = self.kv.backward(b, core.kv, self.kv_up, dkv);
+        weights.push(later(self.kv.matrix, None, dkv_down));
+        weights.push(later(self.k_rotary, None, drotary));
+        let mut add =
+            |x, field, dy| b.op("dpart", part, |to| Op::AddBackwardInput { field, dy, x, to });
+        let dh = add(dh, self.kv.matrix, dkv_down);
+        (add(dh, self.k_rotary, drotary), weights)
+    }
+
+    /// Gradients of queries, of what keys and values are made from, and of the shared part of
+    /// keys, from that of the block's output.
+    fn backward_heads(&self, b: &mut Builder<'_>, core: &LatentCore, dy: Value) -> [Value; 3] {
+        let (sizes, field) = (b.sizes, self.core);
+        let query = sizes.split(Width::Query);
+        let make = |to| Op::BackwardInput { field: self.out, dy, to };
+        let da = b.op("da", sizes.split(Width::Value), make);
+        let da = to_heads(b, field, "da", da, Width::Value);
+        let widths = [("dq", Width::Query), ("dk", Width::Query), ("dv", Width::Value)];
+        let to = widths.map(|(name, width)| b.value(name, sizes.behind(width)));
+        b.push(Op::AttentionBackward { field, saved: core.saved, dy: da, to });
+        let mut of = to.into_iter().zip(widths);
+        let [dq, dk, dv] = std::array::from_fn(|_| {
+            let (x, (name, width)) = of.next().expect("three gradients");
+            to_tokens(b, field, name, x, width)
+        });
+        let dq = rotated_back(b, field, "dq", dq, query);
+        let shared = sum(b, Width::Rotary);
+        let dkv = b.value("dkv", sizes.split(Width::UpProjected));
+        let drotary = b.value("dk_rotary", shared);
+        b.push(Op::SplitHeads { field, dk, dv, to: [dkv, drotary] });
+        [dq, dkv, rotated_back(b, field, "dk_rotary", drotary, shared)]
+    }
+}
+
+impl Down {
+    fn forward(&self, b: &mut Builder<'_>, x: Value) -> Normed {
+        let (of, name) = (whole(self.width), self.name);
+        let make = |to| Op::Linear { field: self.matrix, x, to };
+        let down = b.op(format!("{name}_down"), of, make);
+        let latent = b.value(format!("{name}_latent"), of);
+        let statistics = b.value(format!("{name}_s"), Type::TokenStatistics);
+        let (field, to) = (self.norm, latent);
+        b.push(Op::NormOf { field, x: down, to, statistics: Some(statistics) });
+        Normed { down, latent, statistics }
+    }
+
+    /// The gradient of what the norm takes, from that of what is projected up.
+    fn backward(&self, b: &mut Builder<'_>, of: Normed, up: FieldIndex, dy: Value) -> Value {
+        let (partial, name) = (sum(b, self.width), self.name);
+        let make = |to| Op::BackwardInput { field: up, dy, to };
+        let dy = b.op(format!("d{name}_latent"), partial, make);
+        let (field, x, statistics) = (self.norm, of.down, of.statistics);
+        b.push(Op::NormWeights { field, x, statistics, dy });
+        let make = |to| Op::NormBackward { field, x, statistics, dy, sum: None, to };
+        b.op(format!("d{name}_down"), partial, make)
+    }
+}
+
+/// A tensor of all tokens that every rank has.
+fn whole(width: Width) -> Type {
+    Type::Tensor(Placement::Whole, Rows::Tokens, width)
+}
+
+/// A sum over the ranks' heads.
+fn sum(b: &Builder<'_>, width: Width) -> Type {
+    let placement = if b.sizes.tp > 1 { Placement::Partial } else { Placement::Whole };
+    Type::Tensor(placement, Rows::Tokens, width)
+}
+
+fn rotated(b: &mut Builder<'_>, field: FieldIndex, name: &str, x: Value, of: Type) -> Value {
+    match b.sizes.rotary {
+        true => b.op(name, of, |to| Op::Rotate { field, x, to }),
+        false => x,
+    }
+}
+
+fn rotated_back(b: &mut Builder<'_>, field: FieldIndex, name: &str, x: Value, of: Type) -> Value {
+    match b.sizes.rotary {
+        true => b.op(name, of, |to| Op::RotateBack { field, x, to }),
+        false => x,
+    }
+}
