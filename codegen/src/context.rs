@@ -3,7 +3,7 @@
 use crate::RuntimeSource;
 use crate::lower::{LATENT_EPS, Sizes, Width};
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, Offload, RankOrder};
+use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
@@ -137,6 +137,8 @@ fn moe(program: &Program) -> Value {
         "etp": split.etp,
         "ffn": moe.ffn,
         "shared_ffn": moe.shared_ffn,
+        "chunks": program.moe_chunks,
+        "cuts_attention": program.moe_overlap == MoeOverlap::Ampipe,
         "top_k": moe.top_k,
         "scoring": match moe.router {
             Router::Softmax => "Scoring::Softmax".to_owned(),

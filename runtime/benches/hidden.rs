@@ -5,7 +5,9 @@
 //! of the step's computation. What ranks wait for is exposed; the rest is hidden.
 
 use direct::Direct;
-use models::decisions::{AuxScope, CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB,
+};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::read;
@@ -46,6 +48,8 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         mesh: Mesh { tp: 1, cp, dp, pp: 1, order: RankOrder::DpInner },
         experts: None,
         aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel: false,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Run, Split, changed, check, compare, model, open, train, train_program};
 use direct::Direct;
-use models::decisions::Offload;
+use models::decisions::{MoeOverlap, Offload};
 use models::model::{ExpertChoice, ModelSpec, Router};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
@@ -118,6 +118,42 @@ fn shared_experts_and_groups() {
     let reference = run(&Split::default());
     for split in splits() {
         compare(&format!("{split:?}"), &run(&split), &reference);
+    }
+}
+
+/// The splits that cut rows into chunks.
+fn in_chunks(moe_overlap: MoeOverlap, chunks: usize) -> Vec<Split> {
+    let one =
+        Split { sequence_parallel: true, moe_overlap, moe_chunks: chunks, ..Split::default() };
+    let of = |tp, pp, dp, cp, ep, etp| Split { tp, pp, dp, cp, ep, etp, micro_batch: 2, ..one };
+    let mut all = vec![
+        of(1, 1, 1, 1, 1, 1),
+        of(1, 1, 2, 1, 2, 1),
+        of(2, 2, 2, 1, 2, 1),
+        of(2, 1, 2, 1, 2, 2),
+        of(4, 1, 1, 1, 4, 1),
+        Split { micro_batch: 1, ..of(2, 1, 2, 1, 4, 1) },
+        Split { recompute: Recompute::Full, ..of(2, 2, 2, 1, 4, 1) },
+        Split { recompute: Recompute::Selective, zero: 3, ..of(1, 1, 2, 1, 2, 1) },
+        Split { schedule: ScheduleName::ZbH1, ..of(1, 2, 2, 1, 2, 1) },
+    ];
+    if moe_overlap == MoeOverlap::Tutel {
+        all.push(of(2, 1, 2, 2, 4, 1));
+    }
+    all
+}
+
+#[test]
+fn chunks_give_one_ranks_numbers() {
+    for case in CASES {
+        let reference = train::<f64>(case, &Split::default(), 2);
+        for (overlap, chunks) in
+            [(MoeOverlap::Ampipe, 2), (MoeOverlap::Ampipe, 4), (MoeOverlap::Tutel, 4)]
+        {
+            for split in in_chunks(overlap, chunks) {
+                compare(&format!("{case} {split:?}"), &train::<f64>(case, &split, 2), &reference);
+            }
+        }
     }
 }
 

@@ -9,7 +9,9 @@ mod common;
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
 use direct::Direct;
-use models::decisions::{AuxScope, CpStyle, DpReduction, Offload, USUAL_BUCKET_MIB, Vocab};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, USUAL_BUCKET_MIB, Vocab,
+};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -161,6 +163,8 @@ impl Case {
             },
             experts: None,
             aux_scope: AuxScope::MicroBatch,
+            moe_overlap: MoeOverlap::None,
+            moe_chunks: 1,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: CpStyle::Zigzag,

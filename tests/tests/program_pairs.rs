@@ -13,7 +13,7 @@ use meshwright_tests::crates::{build, first_error, manifest, module, runtime, wr
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
 use models::decisions::{
-    AuxScope, CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
+    AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
 };
 use models::mesh::{ExpertSplit, Mesh};
 use models::model::{AuxOver, ModelSpec, Moe};
@@ -218,6 +218,8 @@ impl Combination {
             },
             experts: model.moe.as_ref().map(|_| self.experts),
             aux_scope: AuxScope::MicroBatch,
+            moe_overlap: MoeOverlap::None,
+            moe_chunks: 1,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,

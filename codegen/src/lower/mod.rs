@@ -6,9 +6,12 @@
 //! [`crate::print`] writes it as Rust; the crate `direct` runs it as it is. Both read the same
 //! list, so no layer is described twice.
 
+mod attention;
 mod builder;
 mod ends;
+mod expert_layer;
 mod feed_forward;
+mod half;
 mod latent;
 mod layer;
 mod moe;
@@ -151,6 +154,10 @@ pub enum Type {
     Received(Width),
     /// One number for each copy.
     CopyNumbers,
+    /// Copies on their way to experts, or back.
+    Going(Width),
+    /// Sums over chunks of the gradients of queries, keys and values.
+    AttentionSums,
 }
 
 /// A value of a segment.
@@ -160,6 +167,8 @@ pub struct Named {
     pub name: String,
     /// Its type.
     pub of: Type,
+    /// Whether it has the rows of one chunk.
+    pub chunked: bool,
 }
 
 /// What an operation reads besides values: mostly parameters.

@@ -41,6 +41,8 @@ pub struct Sizes {
     pub kv_heads: [u64; 2],
     /// Feed-forward width of all ranks.
     pub ffn: u64,
+    /// Chunks in which rows pass through experts.
+    pub chunks: u64,
     /// Experts of a layer, of all ranks and of this one; 0 if there are none.
     pub experts: [u64; 2],
     /// Experts of a token.
@@ -104,6 +106,7 @@ impl Sizes {
             heads: [model.attention.heads, model.attention.heads / tp],
             kv_heads: [model.attention.kv_heads, local.kv_heads],
             ffn: model.mlp.ffn,
+            chunks: program.moe_chunks as u64,
             experts: [experts, experts / split.ep],
             top_k,
             expert_ffn: [expert_ffn, expert_ffn / split.etp],

@@ -106,9 +106,16 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 58] = [
+const PLAN: [&str; 65] = [
     "ACTIVATION",
     "CAPACITY_FACTOR",
+    "CHUNK",
+    "FullChunk",
+    "QueryChunk",
+    "RowsChunk",
+    "ScoresChunk",
+    "SharedInnerChunk",
+    "ValueHeadsChunk",
     "DEVIATION",
     "EXPERTS",
     "EXPERT_INNER",

@@ -7,7 +7,7 @@ use super::placement::StreamPlacement;
 use super::tensor::Tensor;
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::ops::{self, Context, Matrix, WeightWork};
+use crate::ops::{self, Chunk, Context, Matrix, WeightWork};
 use crate::stages::Held;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Division, Inventory};
@@ -31,6 +31,10 @@ pub struct Route<D: Space>(Rc<ops::Route<D>>);
 /// Copies of this rank's rows, one for each expert of a row: `C` columns.
 #[must_use]
 pub struct Copies<D: Space, const C: usize>(Rc<Buffer<D>>);
+
+/// Copies on their way to experts, or back.
+#[must_use = "an exchange that nobody waits for may never finish"]
+pub struct Going<D: Device, const C: usize>(ops::Going<D>);
 
 /// The gradient of each copy's weight.
 #[must_use]
@@ -74,7 +78,20 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         ctx: &Context<'_, D>,
         h: &Tensor<D, P, R, C>,
     ) -> Result<Route<D>, CommError> {
-        self.router.route(ctx, h.buffer()).map(|route| Route(Rc::new(route)))
+        self.router.route(ctx, h.buffer(), Chunk::WHOLE).map(|route| Route(Rc::new(route)))
+    }
+
+    /// The same of a chunk's rows.
+    ///
+    /// # Errors
+    /// As [`Self::route`].
+    pub fn route_chunk<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        h: &Tensor<D, P, R, C>,
+    ) -> Result<Route<D>, CommError> {
+        self.router.route(ctx, h.buffer(), chunk).map(|route| Route(Rc::new(route)))
     }
 
     /// Notes how rows load experts, for losses of routers.
@@ -170,6 +187,54 @@ impl<D: Device> Route<D> {
         made: Received<D, C>,
     ) -> Result<Copies<D, C>, CommError> {
         self.0.combine(ctx, made.0).map(|copies| Copies(Rc::new(copies)))
+    }
+
+    /// Starts [`Self::dispatch`]; what follows runs meanwhile.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_dispatch<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        copies: Copies<D, C>,
+    ) -> Result<Going<D, C>, CommError> {
+        self.0.start_dispatch(ctx, ctx.own(copies.0)).map(Going)
+    }
+
+    /// What came of [`Self::start_dispatch`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_dispatch<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D, C>,
+    ) -> Result<Received<D, C>, CommError> {
+        self.0.finish_dispatch(ctx, going.0).map(Received)
+    }
+
+    /// Starts [`Self::combine`]; what follows runs meanwhile.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_combine<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        made: Received<D, C>,
+    ) -> Result<Going<D, C>, CommError> {
+        self.0.start_combine(ctx, made.0).map(Going)
+    }
+
+    /// What came of [`Self::start_combine`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_combine<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D, C>,
+    ) -> Result<Copies<D, C>, CommError> {
+        self.0.finish_combine(ctx, going.0).map(|copies| Copies(Rc::new(copies)))
     }
 
     /// The sum of each row's copies by their weights.

@@ -4,9 +4,10 @@
 //! arXiv 2101.03961, equation 3, for `k` experts a row): those with the largest weights; of equal
 //! weights, those of the first tokens. The others are dropped: their weights count as 0. The `N`
 //! rows are those of all ranks that divide the micro-batch, so what is dropped does not depend on
-//! how it is divided.
+//! how it is divided. Where rows pass through experts in chunks, each chunk has its own capacity.
 
 use super::Context;
+use super::chunks::Chunk;
 use super::router::Router;
 use crate::comm::CommError;
 use crate::device::Device;
@@ -21,12 +22,13 @@ impl Router {
     pub(super) fn within_capacity<D: Device>(
         &self,
         ctx: &Context<'_, D>,
+        chunk: Chunk,
         chosen: &[u32],
         weights: &[D::Wide],
     ) -> Result<Vec<usize>, CommError> {
         let Some(factor) = self.capacity_factor else { return Ok((0..chosen.len()).collect()) };
         let (experts, top_k) = (self.routing.experts, self.routing.top_k);
-        let tokens = tokens_of_rows(ctx);
+        let tokens = tokens_of_rows(ctx, chunk);
         let of = |place: usize| {
             let bits = weights[place].to_f64().to_bits();
             [i64::from(chosen[place]), bits as i64, tokens[place / top_k]]
@@ -65,9 +67,9 @@ fn least_taken(mut ranks: Vec<Rank>, capacity: usize) -> Option<Rank> {
 }
 
 /// Numbers in the global batch of the tokens of this rank's rows.
-fn tokens_of_rows<D: Device>(ctx: &Context<'_, D>) -> Vec<i64> {
-    let first = ctx.first_row();
-    let runs = ctx.batch.runs(first..first + ctx.rows());
+fn tokens_of_rows<D: Device>(ctx: &Context<'_, D>, chunk: Chunk) -> Vec<i64> {
+    let (first, part) = (ctx.first_row(), chunk.part(ctx.rows()));
+    let runs = ctx.batch.runs(first + part.start..first + part.end);
     runs.into_iter()
         .flat_map(|(rows, token)| (0..rows.len()).map(move |n| (token + n) as i64))
         .collect()

@@ -15,6 +15,7 @@ mod around;
 mod attention;
 mod bias;
 mod capacity;
+mod chunks;
 mod collectives;
 mod context;
 mod embedding;
@@ -32,6 +33,7 @@ mod weights;
 pub use around::ContextRanks;
 pub use attention::{Attention, AttentionSaved, Latent};
 pub use bias::RowBias;
+pub use chunks::{AttentionSums, Chunk};
 pub use collectives::InFlight;
 pub use context::{Context, DropoutDraws, MicroBatch, Sharded, TokenIds};
 pub use embedding::{Positions, TokenEmbedding, VocabTable};
@@ -40,7 +42,7 @@ pub use fused_loss::{FusedLoss, OwnSums};
 pub use linear::{Linear, Matrix, declare_columns, declare_rows};
 pub use loss::{CrossEntropy, Softmax};
 pub use norm::{Norm, NormKind, Residual, Statistics};
-pub use router::{Route, Router};
+pub use router::{Going, Route, Router};
 pub use router_losses::{BalanceOver, BalanceScope, RouterLog, RouterLosses};
 pub use vocabulary::{
     GradientParts, ShardKept, ShardLocal, ShardReduced, ShardSpec, SoftmaxSums, VocabularyShard,

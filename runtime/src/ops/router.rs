@@ -14,10 +14,11 @@
 //!
 //! Experts are chosen on the host: logits come down, and row numbers go up.
 
+use super::chunks::Chunk;
 use super::experts::{ExpertRanks, Received};
 use super::{Context, Linear, Matrix, TokenIds};
 use crate::comm::CommError;
-use crate::device::{Device, DeviceGroup, Space, Stored};
+use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{
     Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement,
@@ -96,6 +97,8 @@ pub struct Route<D: Space> {
     sent: Vec<usize>,
     /// Columns of a copy.
     columns: usize,
+    /// Which of the rank's rows these are.
+    chunk: Chunk,
     arrivals: Arrivals<D>,
 }
 
@@ -136,6 +139,11 @@ impl<D: Device> Route<D> {
         &self.log_sums
     }
 
+    /// Which of the rank's rows these are.
+    pub(super) fn chunk(&self) -> Chunk {
+        self.chunk
+    }
+
     /// Copies of this rank's rows, `m`.
     pub fn copies(&self) -> usize {
         self.rows.len()
@@ -143,8 +151,8 @@ impl<D: Device> Route<D> {
 }
 
 impl Router {
-    /// Chooses the experts of the rows `h[r, h]`, and tells the ranks that have them how many
-    /// copies come.
+    /// Chooses the experts of the rows `h[r, h]` of a chunk, and tells the ranks that have them how
+    /// many copies come.
     ///
     /// # Errors
     /// Those of any collective call, and a device that failed.
@@ -152,6 +160,7 @@ impl Router {
         &self,
         ctx: &Context<'_, D>,
         h: &Buffer<D>,
+        chunk: Chunk,
     ) -> Result<Route<D>, CommError> {
         let (device, routing) = (ctx.device, &self.routing);
         let logits = self.linear.forward(ctx, h);
@@ -170,7 +179,7 @@ impl Router {
         let bias = self.bias.map(|bias| ctx.widened(ctx.weights.get(bias), bias.len));
         let bias = bias.transpose()?;
         routing::forward(device.host(), routing, &logits, bias.as_deref(), to);
-        let mut places: Vec<usize> = self.within_capacity(ctx, &chosen, &weights)?;
+        let mut places: Vec<usize> = self.within_capacity(ctx, chunk, &chosen, &weights)?;
         // Stable: the copies of an expert stay in the order of rows.
         places.sort_by_key(|&place| chosen[place]);
         let mut counts = vec![0_usize; routing.experts];
@@ -183,6 +192,7 @@ impl Router {
             weights: Buffer::apart(device.taken(in_order)),
             sent: counts.chunks(each).map(|counts| counts.iter().sum()).collect(),
             columns: self.linear.inputs,
+            chunk,
             arrivals: Arrivals::of(ctx, &counts)?,
             scores,
             chosen,
@@ -300,7 +310,7 @@ impl<D: Device> Route<D> {
     /// The sum of each row's copies, `[m, c] -> [r, c]`: the backward pass of [`Self::copied`]. It
     /// is taken in f32 or wider, in the order of experts.
     pub fn summed(&self, ctx: &Context<'_, D>, copies: &Buffer<D>) -> Buffer<D> {
-        let (device, rows, columns) = (ctx.device, ctx.rows(), self.columns);
+        let (device, rows, columns) = (ctx.device, self.log_sums.len(), self.columns);
         let mut sums = ctx.wide(rows * columns);
         device.fill(sums.view_mut(), D::Wide::ZERO);
         if !copies.is_empty() {
@@ -346,14 +356,34 @@ impl<D: Device> Route<D> {
         ctx: &Context<'_, D>,
         copies: Buffer<D>,
     ) -> Result<Received<D>, CommError> {
-        let (device, arrivals) = (ctx.device, &self.arrivals);
-        let ExpertRanks { ep, etp } = ctx.expert_ranks();
-        let columns = self.columns;
-        let mut memory = copies.into_memory();
-        if ep.size() > 1 {
-            let counts = self.sent.iter().map(|count| count * columns).collect();
-            memory = DeviceGroup::new(device, ep).all_to_all_v(memory, counts)?;
-        }
+        self.finish_dispatch(ctx, self.start_dispatch(ctx, copies)?)
+    }
+
+    /// Starts [`Self::dispatch`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_dispatch(
+        &self,
+        ctx: &Context<'_, D>,
+        copies: Buffer<D>,
+    ) -> Result<Going<D>, CommError> {
+        let counts = self.sent.iter().map(|count| count * self.columns).collect();
+        Going::start(ctx, copies.into_memory(), counts)
+    }
+
+    /// What came of [`Self::start_dispatch`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_dispatch(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D>,
+    ) -> Result<Received<D>, CommError> {
+        let (device, arrivals, columns) = (ctx.device, &self.arrivals, self.columns);
+        let etp = ctx.expert_ranks().etp;
+        let mut memory = going.wait(ctx)?;
         if etp.size() > 1 {
             let len = D::len(&memory);
             let mut to_all = device.zeros(len * etp.size());
@@ -380,8 +410,20 @@ impl<D: Device> Route<D> {
     /// # Errors
     /// Those of any collective call.
     pub fn combine(&self, ctx: &Context<'_, D>, made: Received<D>) -> Result<Buffer<D>, CommError> {
+        self.finish_combine(ctx, self.start_combine(ctx, made)?)
+    }
+
+    /// Starts [`Self::combine`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_combine(
+        &self,
+        ctx: &Context<'_, D>,
+        made: Received<D>,
+    ) -> Result<Going<D>, CommError> {
         let (device, arrivals) = (ctx.device, &self.arrivals);
-        let ExpertRanks { ep, etp } = ctx.expert_ranks();
+        let etp = ctx.expert_ranks().etp;
         let (columns, rows) = (self.columns, made.rows);
         let arrived = match &arrivals.sorted {
             None => ctx.own(rows),
@@ -401,11 +443,51 @@ impl<D: Device> Route<D> {
             memory = device.zeros(len);
             device.round(sums.view(), D::view_mut(&mut memory, 0..len));
         }
-        if ep.size() > 1 {
-            let from = &arrivals.from[etp.rank()];
-            let counts = from.iter().map(|count| count * columns).collect();
-            memory = DeviceGroup::new(device, ep).all_to_all_v(memory, counts)?;
+        let from = &arrivals.from[etp.rank()];
+        Going::start(ctx, memory, from.iter().map(|count| count * columns).collect())
+    }
+
+    /// What came of [`Self::start_combine`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_combine(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D>,
+    ) -> Result<Buffer<D>, CommError> {
+        going.wait(ctx).map(Buffer::apart)
+    }
+}
+
+/// Copies on their way between ranks with different experts.
+#[must_use = "an exchange that nobody waits for may never finish"]
+pub struct Going<D: Device>(On<D>);
+
+enum On<D: Device> {
+    /// There is no other rank.
+    Here(D::Memory<D::Stored>),
+    Moving(DeviceRequest<D, D::Stored>),
+}
+
+impl<D: Device> Going<D> {
+    fn start(
+        ctx: &Context<'_, D>,
+        memory: D::Memory<D::Stored>,
+        counts: Vec<usize>,
+    ) -> Result<Self, CommError> {
+        let ep = ctx.expert_ranks().ep;
+        if ep.size() == 1 {
+            return Ok(Self(On::Here(memory)));
         }
-        Ok(Buffer::apart(memory))
+        let group = DeviceGroup::new(ctx.device, ep);
+        group.start_all_to_all_v(memory, counts).map(|moving| Self(On::Moving(moving)))
+    }
+
+    fn wait(self, ctx: &Context<'_, D>) -> Result<D::Memory<D::Stored>, CommError> {
+        match self.0 {
+            On::Here(memory) => Ok(memory),
+            On::Moving(moving) => moving.wait(ctx.device),
+        }
     }
 }

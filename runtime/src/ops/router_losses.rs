@@ -71,14 +71,16 @@ struct Load {
     top_k: usize,
 }
 
+/// Layer, first sequence of the micro-batch, and chunk of its rows.
+type Place = (usize, usize, usize);
+
 /// What the routers of one rank have chosen in a step.
 pub struct RouterLog {
     losses: RouterLosses,
     /// Micro-batches of all replicas, and tokens.
     micro_batches: f64,
     tokens: f64,
-    /// By layer and first sequence of the micro-batch.
-    loads: RefCell<BTreeMap<(usize, usize), Load>>,
+    loads: RefCell<BTreeMap<Place, Load>>,
     /// Choices of the global batch, `[layers, E]`, once they are known.
     all: RefCell<Option<Vec<i64>>>,
 }
@@ -113,7 +115,7 @@ impl RouterLog {
             return Ok(());
         }
         let mut counts = vec![0; layers * experts];
-        for ((layer, _), load) in &*self.loads.borrow() {
+        for ((layer, ..), load) in &*self.loads.borrow() {
             add(&mut counts[layer * experts..][..experts], &load.counts);
         }
         world.all_reduce(&mut counts, Op::Sum)?;
@@ -122,12 +124,18 @@ impl RouterLog {
     }
 
     /// Choices of each expert on which a layer's balance loss depends, and the factor of `Σ c s`.
-    fn counted(&self, layer: usize, load: &Load) -> (Vec<i64>, f64) {
+    fn counted(&self, (layer, sequence, _): Place, top_k: usize) -> (Vec<i64>, f64) {
         let RouterLosses { over, scope, experts, .. } = self.losses;
+        let of_micro_batch = || {
+            let mut counts = vec![0; experts];
+            let chunks = (layer, sequence, 0)..(layer, sequence + 1, 0);
+            self.loads.borrow().range(chunks).for_each(|(_, load)| add(&mut counts, &load.counts));
+            counts
+        };
         let all = self.all.borrow();
         let (counts, groups) = match (scope, &*all) {
-            (BalanceScope::MicroBatch, _) => (load.counts.clone(), self.micro_batches),
-            (BalanceScope::GlobalBatch, None) => (load.counts.clone(), 1.0),
+            (BalanceScope::MicroBatch, _) => (of_micro_batch(), self.micro_batches),
+            (BalanceScope::GlobalBatch, None) => (of_micro_batch(), 1.0),
             (BalanceScope::GlobalBatch, Some(all)) => {
                 let of_layer = |layer: usize| &all[layer * experts..][..experts];
                 let mut counts = of_layer(layer).to_vec();
@@ -138,9 +146,9 @@ impl RouterLog {
                 (counts, 1.0)
             }
         };
-        let rows = counts.iter().sum::<i64>() as f64 / load.top_k as f64;
+        let rows = counts.iter().sum::<i64>() as f64 / top_k as f64;
         let each = match over {
-            BalanceOver::EachLayer => load.top_k as f64,
+            BalanceOver::EachLayer => top_k as f64,
             BalanceOver::AllLayers => 1.0,
         };
         (counts, experts as f64 / (groups * each * rows * rows))
@@ -149,8 +157,8 @@ impl RouterLog {
     /// The part of this rank's rows in the losses, by their weights; those of all ranks add up.
     pub fn value(&self) -> f64 {
         let RouterLosses { balance, z, .. } = self.losses;
-        let of = |(&(layer, _), load): (&(usize, usize), &Load)| {
-            let (counts, factor) = self.counted(layer, load);
+        let of = |(&place, load): (&Place, &Load)| {
+            let (counts, factor) = self.counted(place, load.top_k);
             let products = counts.iter().zip(&load.shares).map(|(&c, s)| c as f64 * s);
             balance * factor * products.sum::<f64>() + z * load.squares / self.tokens
         };
@@ -195,8 +203,12 @@ impl Router {
         }
         let squares = route.log_sums().iter().map(|sum| sum.to_f64() * sum.to_f64()).sum();
         let load = Load { counts, shares, squares, top_k };
-        log.loads.borrow_mut().insert((self.layer, ctx.batch.first_sequence), load);
+        log.loads.borrow_mut().insert(self.place(ctx, route), load);
         Ok(())
+    }
+
+    fn place<D: Device>(&self, ctx: &Context<'_, D>, route: &Route<D>) -> Place {
+        (self.layer, ctx.batch.first_sequence, route.chunk().index)
     }
 
     /// Gradients of the losses, where there are any.
@@ -207,10 +219,8 @@ impl Router {
     ) -> LossGradients<D::Wide> {
         let Some(log) = ctx.routers else { return LossGradients { shares: None, log_sums: None } };
         let RouterLosses { balance, z, .. } = log.losses;
-        let loads = log.loads.borrow();
-        let load = loads.get(&(self.layer, ctx.batch.first_sequence));
-        let shares = load.filter(|_| balance > 0.0).map(|load| {
-            let (counts, factor) = log.counted(self.layer, load);
+        let shares = (balance > 0.0).then(|| {
+            let (counts, factor) = log.counted(self.place(ctx, route), self.routing.top_k);
             let of = |count: i64| D::Wide::from_f64(balance * factor * count as f64);
             counts.into_iter().map(of).collect()
         });

@@ -4,7 +4,7 @@
 
 use direct::Direct;
 use models::decisions::{
-    AuxScope, CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
 };
 use models::formulas::vocabulary;
 use models::input::Source;
@@ -50,6 +50,9 @@ pub struct Split {
     pub ep: usize,
     pub etp: usize,
     pub aux_scope: AuxScope,
+    /// What hides the all-to-alls of experts, and chunks of rows.
+    pub moe_overlap: MoeOverlap,
+    pub moe_chunks: usize,
     pub sequence_parallel: bool,
     pub fused_loss: bool,
     pub recompute: Recompute,
@@ -82,6 +85,8 @@ impl Default for Split {
             ep: 1,
             etp: 1,
             aux_scope: AuxScope::MicroBatch,
+            moe_overlap: MoeOverlap::None,
+            moe_chunks: 1,
             sequence_parallel: false,
             fused_loss: false,
             recompute: Recompute::None,
@@ -181,6 +186,8 @@ impl Split {
                 .as_ref()
                 .map(|_| ExpertSplit { ep: self.ep as u64, etp: self.etp as u64 }),
             aux_scope: self.aux_scope,
+            moe_overlap: self.moe_overlap,
+            moe_chunks: self.moe_chunks,
             sequence_parallel: self.sequence_parallel && self.tp > 1,
             fused_loss: self.fused_loss,
             cp_style: self.cp_style,
