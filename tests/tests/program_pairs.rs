@@ -79,6 +79,9 @@ const CP: [(usize, CpStyle, usize); 5] = [
 /// Ranks that have different experts, and tensor-parallel ranks of an expert.
 const EXPERTS: [ExpertSplit; 3] =
     [ExpertSplit { ep: 1, etp: 1 }, ExpertSplit { ep: 4, etp: 1 }, ExpertSplit { ep: 2, etp: 2 }];
+/// What hides the all-to-alls of experts, and chunks of rows.
+const OVERLAP: [(MoeOverlap, usize); 3] =
+    [(MoeOverlap::None, 1), (MoeOverlap::Ampipe, 2), (MoeOverlap::Tutel, 4)];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -94,10 +97,11 @@ const VALUES: Indices = [
     2,
     DpReduction::ALL.len(),
     EXPERTS.len(),
+    OVERLAP.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 14];
+type Indices = [usize; 15];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -110,6 +114,7 @@ struct Combination {
     pp: usize,
     dp: usize,
     experts: ExpertSplit,
+    overlap: (MoeOverlap, usize),
     sequence_parallel: bool,
     fused_loss: bool,
     reduction: DpReduction,
@@ -133,6 +138,7 @@ impl Combination {
             pp: PP[of[2]],
             dp: DP[of[3]],
             experts: EXPERTS[of[13]],
+            overlap: OVERLAP[of[14]],
             sequence_parallel: of[4] == 1,
             fused_loss: of[11] == 1,
             reduction: DpReduction::ALL[of[12]],
@@ -174,10 +180,14 @@ impl Combination {
         let ExpertSplit { ep, etp } = self.experts;
         let ranks = (self.tp * self.dp * self.cp.0) as u64;
         match model.moe {
-            None => ep * etp == 1,
+            None => ep * etp == 1 && self.overlap.0 == MoeOverlap::None,
             Some(_) => {
                 let different = self.tp == 1 || self.sequence_parallel;
-                different && (self.tp as u64).is_multiple_of(etp) && ranks.is_multiple_of(ep * etp)
+                let attends = self.overlap.0 != MoeOverlap::Ampipe || self.cp.0 == 1;
+                attends
+                    && different
+                    && (self.tp as u64).is_multiple_of(etp)
+                    && ranks.is_multiple_of(ep * etp)
             }
         }
     }
@@ -218,8 +228,8 @@ impl Combination {
             },
             experts: model.moe.as_ref().map(|_| self.experts),
             aux_scope: AuxScope::MicroBatch,
-            moe_overlap: MoeOverlap::None,
-            moe_chunks: 1,
+            moe_overlap: self.overlap.0,
+            moe_chunks: self.overlap.1,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,

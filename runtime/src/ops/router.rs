@@ -17,7 +17,7 @@
 use super::chunks::Chunk;
 use super::experts::{ExpertRanks, Received};
 use super::{Context, Linear, Matrix, TokenIds};
-use crate::comm::CommError;
+use crate::comm::{CommError, Request};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{
@@ -26,6 +26,7 @@ use crate::state::params::{
 use kernels::Real;
 use kernels::embedding::Embedding;
 use kernels::routing::{self, Chosen, LossGradients, Routing, Scoring};
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -99,7 +100,9 @@ pub struct Route<D: Space> {
     columns: usize,
     /// Which of the rank's rows these are.
     chunk: Chunk,
-    arrivals: Arrivals<D>,
+    /// Copies of each expert for its ranks, on their way there until they are needed.
+    told: RefCell<Option<Request<i64>>>,
+    arrivals: OnceCell<Arrivals<D>>,
 }
 
 /// The copies that this rank's experts get.
@@ -117,7 +120,8 @@ impl<D: Device> Route<D> {
     /// Bytes held, on the device and on the host.
     pub fn bytes(&self) -> usize {
         let of_copy = size_of::<u32>() + size_of::<i64>() + size_of::<usize>();
-        let sorted = self.arrivals.sorted.iter().flatten().map(TokenIds::len).sum::<usize>();
+        let known = self.arrivals.get().and_then(|arrivals| arrivals.sorted.as_ref());
+        let sorted = known.into_iter().flatten().map(TokenIds::len).sum::<usize>();
         (self.scores.len() + self.log_sums.len()) * size_of::<D::Wide>()
             + self.weights.bytes()
             + self.copies() * of_copy
@@ -151,8 +155,8 @@ impl<D: Device> Route<D> {
 }
 
 impl Router {
-    /// Chooses the experts of the rows `h[r, h]` of a chunk, and tells the ranks that have them how
-    /// many copies come.
+    /// Chooses the experts of the rows `h[r, h]` of a chunk, and starts to tell the ranks that have
+    /// them how many copies come.
     ///
     /// # Errors
     /// Those of any collective call, and a device that failed.
@@ -186,14 +190,17 @@ impl Router {
         places.iter().for_each(|&place| counts[chosen[place] as usize] += 1);
         let row = |&place: &usize| (place / routing.top_k) as i64;
         let in_order = places.iter().map(|&place| weights[place]).collect();
-        let each = routing.experts / ctx.expert_ranks().ep.size();
+        let ep = ctx.expert_ranks().ep;
+        let each = routing.experts / ep.size();
+        let told = ep.start_all_to_all(counts.iter().map(|&count| count as i64).collect())?;
         Ok(Route {
             rows: TokenIds::new(device, places.iter().map(row).collect()),
             weights: Buffer::apart(device.taken(in_order)),
             sent: counts.chunks(each).map(|counts| counts.iter().sum()).collect(),
             columns: self.linear.inputs,
             chunk,
-            arrivals: Arrivals::of(ctx, &counts)?,
+            told: RefCell::new(Some(told)),
+            arrivals: OnceCell::new(),
             scores,
             chosen,
             log_sums,
@@ -235,13 +242,13 @@ impl Router {
 }
 
 impl<D: Device> Arrivals<D> {
-    /// Learns from all ranks how many copies come for each expert, where this rank sends `counts`.
-    fn of(ctx: &Context<'_, D>, counts: &[usize]) -> Result<Self, CommError> {
+    /// Learns from all ranks how many copies come for each expert: `told` is what ranks with other
+    /// experts say, `[ep rank, expert]`.
+    fn of(ctx: &Context<'_, D>, told: &[i64]) -> Result<Self, CommError> {
         let ExpertRanks { ep, etp } = ctx.expert_ranks();
-        let own: Vec<i64> = counts.iter().map(|&count| count as i64).collect();
-        // [ep rank, expert], of every tensor-parallel rank of these experts.
-        let told = etp.all_gather(&ep.all_to_all(&own)?)?;
-        let experts = counts.len() / ep.size();
+        let experts = told.len() / ep.size();
+        // Of every tensor-parallel rank of these experts.
+        let told = etp.all_gather(told)?;
         let count = |at: usize| told[at] as usize;
         let sources = etp.size() * ep.size();
         let from_source = |source: usize| -> usize {
@@ -347,6 +354,15 @@ impl<D: Device> Route<D> {
         (self.weighted(ctx, &dy), dweights)
     }
 
+    /// What comes for this rank's experts; waits for what other ranks say.
+    fn arrivals(&self, ctx: &Context<'_, D>) -> Result<&Arrivals<D>, CommError> {
+        if let Some(told) = self.told.take() {
+            let arrivals = Arrivals::of(ctx, &told.wait()?)?;
+            return Ok(self.arrivals.get_or_init(|| arrivals));
+        }
+        Ok(self.arrivals.get().expect("other ranks said so once"))
+    }
+
     /// Brings copies to the ranks of their experts: `[m, c] -> [q, c]`.
     ///
     /// # Errors
@@ -381,7 +397,7 @@ impl<D: Device> Route<D> {
         ctx: &Context<'_, D>,
         going: Going<D>,
     ) -> Result<Received<D>, CommError> {
-        let (device, arrivals, columns) = (ctx.device, &self.arrivals, self.columns);
+        let (device, arrivals, columns) = (ctx.device, self.arrivals(ctx)?, self.columns);
         let etp = ctx.expert_ranks().etp;
         let mut memory = going.wait(ctx)?;
         if etp.size() > 1 {
@@ -422,7 +438,7 @@ impl<D: Device> Route<D> {
         ctx: &Context<'_, D>,
         made: Received<D>,
     ) -> Result<Going<D>, CommError> {
-        let (device, arrivals) = (ctx.device, &self.arrivals);
+        let (device, arrivals) = (ctx.device, self.arrivals(ctx)?);
         let etp = ctx.expert_ranks().etp;
         let (columns, rows) = (self.columns, made.rows);
         let arrived = match &arrivals.sorted {
