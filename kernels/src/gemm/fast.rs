@@ -1,8 +1,10 @@
 //! The `gemm` crate's packed kernels, on tiles of `C`, as many as there are threads.
 //!
 //! The bits are the same for any number of threads: every tile sums over all of `k`, and the
-//! crate's order within `k` depends on `k` alone unless tiles are tiny, which [`tile`] avoids. The
-//! bits do depend on the processor (its vector width and caches).
+//! crate's order within `k` depends on `k` alone unless tiles are tiny, which [`tile`] avoids. So
+//! the bits of a row of `C` do not depend on how many rows `A` has beside it: where it has too few,
+//! [`gemm()`] adds rows of zeros. The bits do depend on the processor (its vector width and
+//! caches).
 
 use super::{Batch, Op, Shape};
 use crate::matrix::{Grid, MatrixView, multiply};
@@ -16,13 +18,31 @@ const LEAST: usize = 128;
 /// wake a helper.
 const LEAST_FLOPS: usize = 2_000_000;
 
+/// Elements of `C` up to which the crate sums in another order.
+const TINY: usize = 256;
+
 /// See [`super`].
 ///
 /// # Panics
 /// If a slice is shorter than its matrix, or a row longer than its leading dimension.
 pub fn gemm<T: Real>(cpu: &Cpu, shape: &Shape, alpha: T, a: &[T], b: &[T], beta: T, c: &mut [T]) {
     let batch = Batch { count: 1, stride_a: 0, stride_b: 0, stride_c: 0 };
-    gemm_batched(cpu, shape, &batch, alpha, a, b, beta, c);
+    let least = (TINY / shape.n.max(1) + 1).max(2);
+    if shape.op_a == Op::Transpose || shape.m == 0 || shape.m >= least {
+        return gemm_batched(cpu, shape, &batch, alpha, a, b, beta, c);
+    }
+    shape.check_leading();
+    let Shape { m, n, k, lda, ldc, .. } = *shape;
+    let (mut rows, mut sums) = (vec![T::ZERO; least * k], vec![T::ZERO; least * n]);
+    for row in 0..m {
+        rows[row * k..][..k].copy_from_slice(&a[row * lda..][..k]);
+        sums[row * n..][..n].copy_from_slice(&c[row * ldc..][..n]);
+    }
+    let padded = Shape { m: least, lda: k, ldc: n, ..*shape };
+    gemm_batched(cpu, &padded, &batch, alpha, &rows, b, beta, &mut sums);
+    for row in 0..m {
+        c[row * ldc..][..n].copy_from_slice(&sums[row * n..][..n]);
+    }
 }
 
 /// [`gemm()`] of every member of a batch.

@@ -87,3 +87,23 @@ fn overlapping_rows_are_refused() {
     let shape = Shape::nn(2, 3, 4).with_leading(4, 3, 2);
     gemm(&cpu(), &shape, 1.0, &[0.0f32; 8], &[0.0; 12], 0.0, &mut [0.0; 6]);
 }
+
+/// A row of the result has the same bits whatever rows are beside it, so that cutting rows into
+/// chunks changes nothing.
+#[test]
+fn rows_do_not_depend_on_how_many_there_are() {
+    for (n, k) in [(8, 64), (32, 64), (64, 128), (515, 64)] {
+        let (x, w) = (normal::<f32>(512 * k, 1), normal::<f32>(n * k, 2));
+        for shape in [Shape::nt, Shape::nn] {
+            let run = |m: usize| {
+                let mut y = vec![0.0; m * n];
+                gemm(&cpu(), &shape(m, n, k), 1.0, &x[..m * k], &w, 0.0, &mut y);
+                y.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let whole = run(512);
+            for m in [1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 33, 64, 256] {
+                assert_eq!(run(m), whole[..m * n], "{m} rows of {n} columns, {k} summands");
+            }
+        }
+    }
+}
