@@ -93,7 +93,7 @@ fn overlapping_rows_are_refused() {
 #[test]
 fn rows_do_not_depend_on_how_many_there_are() {
     for (n, k) in [(8, 64), (32, 64), (64, 128), (515, 64)] {
-        let (x, w) = (normal::<f32>(512 * k, 1), normal::<f32>(n * k, 2));
+        let (x, w) = (normal::<f32>(1, 512 * k), normal::<f32>(2, n * k));
         for shape in [Shape::nt, Shape::nn] {
             let run = |m: usize| {
                 let mut y = vec![0.0; m * n];
