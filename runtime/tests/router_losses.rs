@@ -6,7 +6,7 @@ use common::{
     Run, Split, changed, check_trajectory_of, compare, distance, expected, golden_gradients, model,
     open, train_program,
 };
-use models::decisions::{AuxScope, Offload};
+use models::decisions::{AuxScope, MoeOverlap, Offload};
 use models::model::{AuxOver, ModelSpec};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
@@ -89,6 +89,8 @@ fn splits(scope: AuxScope) -> Vec<Split> {
             }
         }),
         AuxScope::MicroBatch => {
+            let (moe_overlap, moe_chunks) = (MoeOverlap::Ampipe, 4);
+            all.push(Split { moe_overlap, moe_chunks, ..of(2, 1, 2, 1, 2, 1) });
             all.push(Split { schedule: ScheduleName::ZbH1, ..of(1, 2, 1, 1, 1, 1) });
         }
     }
