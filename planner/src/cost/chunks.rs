@@ -154,7 +154,7 @@ impl LayerPricer<'_> {
 
     /// The experts' products for one of `degree` chunks.
     fn expert_chunk(&self, shape: &Shape, degree: u64) -> Both {
-        let gemms: Vec<Gemm> = layer::expert_gemms(self.model, &shape.split)
+        let gemms: Vec<Gemm> = layer::fullest_expert_gemms(self.model, &shape.split)
             .into_iter()
             .map(|gemm| Gemm { m: gemm.m.div_ceil(degree), ..gemm })
             .collect();

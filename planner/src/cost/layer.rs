@@ -583,7 +583,7 @@ impl LayerPricer<'_> {
 
     fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
         let slowdown = self.cluster.software.expert_slowdown;
-        self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
+        self.slowed_products(dtype, &layer::fullest_expert_gemms(self.model, split), slowdown)
     }
 
     /// The router's products, and the fixed time of routing.
@@ -619,7 +619,7 @@ impl LayerPricer<'_> {
             return 0.0;
         }
         let tokens = shape.split.resident_tokens(self.model) as f64;
-        let copies = layer::routed_copies(self.model);
+        let copies = layer::fullest_copies(self.model);
         let width = (etp * self.model.hidden) as f64;
         let elements = communication::dispatched_elements(tokens, copies, width);
         let bytes = elements * shape.dtype.storage_bytes();

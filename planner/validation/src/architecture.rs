@@ -85,6 +85,7 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         first_dense: 0,
         every: 1,
         capacity_factor: None,
+        imbalance: 1.0,
         router: Router::Softmax,
         choice: ExpertChoice::default(),
         tensors: ExpertTensors::default(),
