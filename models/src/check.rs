@@ -4,7 +4,7 @@
 use crate::decisions::{
     CpStyle, Decision, Decisions, MOST, MoeOverlap, RecomputePolicy, Values, Vocab,
 };
-use crate::model::{ModelSpec, Positions};
+use crate::model::{MAX_IMBALANCE, ModelSpec, Positions};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
@@ -183,6 +183,7 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         ("final_soft_cap", some(model.final_soft_cap), f64::MIN_POSITIVE, 1e9),
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
         ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
+        ("moe.imbalance", moe.map_or(1.0, |moe| moe.imbalance), 1.0, MAX_IMBALANCE),
         (
             "moe.capacity_factor",
             some(moe.and_then(|moe| moe.capacity_factor)),

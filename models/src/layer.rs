@@ -5,7 +5,7 @@
 
 use crate::decisions::{Dtype, Recompute};
 use crate::formulas::{activation, attention, communication, flops};
-use crate::model::{Activation, LayerKind, ModelSpec};
+use crate::model::{Activation, LayerKind, ModelSpec, Moe};
 
 /// How one micro-batch of one layer is split over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,11 +155,37 @@ pub fn routed_copies(model: &ModelSpec) -> f64 {
     })
 }
 
+/// Copies of a token on the fullest rank, over the tokens of a rank: [`routed_copies`] times the
+/// imbalance. A capacity pads all ranks to one size.
+pub fn fullest_copies(model: &ModelSpec) -> f64 {
+    let even = |moe: &Moe| moe.capacity_factor.is_some();
+    let uneven = model.moe.as_ref().filter(|moe| !even(moe)).map_or(1.0, |moe| moe.imbalance);
+    routed_copies(model) * uneven
+}
+
+/// The imbalance if every token of an expert-parallel group went to as many experts of one rank as
+/// there are: `ep·min(k, E/ep)/k`. `None` where that is no more than an even load, or a capacity
+/// limits it.
+pub fn worst_imbalance(model: &ModelSpec, ep: u64) -> Option<f64> {
+    let moe = model.moe.as_ref().filter(|moe| moe.capacity_factor.is_none())?;
+    let worst = (ep * moe.top_k.min(moe.experts / ep)) as f64 / moe.top_k as f64;
+    (worst > 1.0).then_some(worst)
+}
+
 /// Products of the routed experts, forward, with balanced routing:
 /// each local expert sees etp·ep·(T/t)·k_eff/E tokens.
 pub fn expert_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    expert_gemms_of(model, split, routed_copies(model))
+}
+
+/// The same on the fullest rank.
+pub fn fullest_expert_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    expert_gemms_of(model, split, fullest_copies(model))
+}
+
+fn expert_gemms_of(model: &ModelSpec, split: &Split, copies: f64) -> Vec<Gemm> {
     let Some(moe) = &model.moe else { return vec![] };
-    let per_rank = split.resident_tokens(model) as f64 * routed_copies(model);
+    let per_rank = split.resident_tokens(model) as f64 * copies;
     let m = (per_rank * (split.ep * split.etp) as f64 / moe.experts as f64).ceil() as u64;
     let (groups, ffn) = (moe.experts / split.ep, moe.ffn / split.etp);
     let inputs = input_matrices(model.mlp.activation);
@@ -215,10 +241,10 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
     out
 }
 
-/// Elements of a rank's routed copies of tokens: the dispatch, or the combine.
+/// Elements of the routed copies of tokens on the fullest rank: the dispatch, or the combine.
 pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
     let tokens = split.resident_tokens(model) as f64;
-    communication::dispatched_elements(tokens, routed_copies(model), model.hidden as f64)
+    communication::dispatched_elements(tokens, fullest_copies(model), model.hidden as f64)
 }
 
 /// Elements that come out of the activation function on one rank.
@@ -226,7 +252,7 @@ fn activated_elements(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 
     let tokens = split.tokens(model) as f64;
     match (&model.moe, kind.moe) {
         (Some(moe), true) => {
-            let routed = split.resident_tokens(model) as f64 * routed_copies(model);
+            let routed = split.resident_tokens(model) as f64 * fullest_copies(model);
             routed * moe.ffn as f64 + tokens * (moe.shared_ffn / split.tp) as f64
         }
         _ => tokens * (model.mlp.ffn / split.tp) as f64,
@@ -357,7 +383,7 @@ fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, select
 fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     let (Some(moe), true) = (&model.moe, kind.moe) else { return 0.0 };
     let resident = split.resident_tokens(model) as f64;
-    let copies = routed_copies(model) * split.etp as f64;
+    let copies = fullest_copies(model) * split.etp as f64;
     activation::routing_bytes(resident, moe.experts as f64, copies, model.hidden as f64, e)
 }
 

@@ -1,7 +1,9 @@
 //! Model FLOPs by hand: what a window leaves of attention.
 
+use models::decisions::{Dtype, Recompute};
 use models::input::Source;
-use models::layer::{core_flops, forward_flops};
+use models::layer::{Split, core_flops, expert_gemms, forward_flops, fullest_expert_gemms};
+use models::layer::{routed_elements, saved_bytes, worst_imbalance};
 use models::model::{ModelSpec, read, shipped};
 
 /// Four layers, 64 wide, 8 heads of 8, an SwiGLU of 176, 512 words, 64 tokens.
@@ -53,4 +55,47 @@ fn alternating_layers_of_shipped_models_are_counted_apart() {
             assert_eq!(core_flops(&model, model.layer_kind(index)), flops, "{name} {index}");
         }
     }
+}
+
+/// Eight experts, two a token, on four ranks.
+const ON_FOUR: Split =
+    Split { tp: 1, cp: 1, cp_ulysses: 1, ep: 4, etp: 1, sequence_parallel: false, micro_batch: 1 };
+
+/// The fullest of four ranks has one and a half times the rows, and the FLOPs of the model stay. A
+/// capacity pads all ranks alike.
+#[test]
+fn an_imbalance_fills_the_fullest_rank() {
+    let even = small("moe: {experts: 8, top_k: 2, ffn: 32}\n");
+    let uneven = small("moe: {experts: 8, top_k: 2, ffn: 32, imbalance: 1.5}\n");
+    let padded =
+        small("moe: {experts: 8, top_k: 2, ffn: 32, imbalance: 1.5, capacity_factor: 1}\n");
+    let rows = |model: &ModelSpec| fullest_expert_gemms(model, &ON_FOUR)[0].m;
+    // 64 tokens twice on each of four ranks, over eight experts.
+    assert_eq!([&even, &uneven, &padded].map(rows), [64, 96, 64]);
+    assert_eq!(expert_gemms(&uneven, &ON_FOUR)[0].m, 64);
+    assert_eq!(routed_elements(&uneven, &ON_FOUR), 1.5 * routed_elements(&even, &ON_FOUR));
+    assert_eq!(forward_flops(&uneven, 64.0), forward_flops(&even, 64.0));
+    let kept = |model: &ModelSpec| {
+        let kind = model.layer_kind(0);
+        saved_bytes(model, kind, &ON_FOUR, Dtype::Bf16, true, Recompute::None)
+    };
+    // Inputs and outputs of experts, 64 wide, and three values of 32 between them, of 64 copies
+    // more.
+    assert_eq!(kept(&uneven) - kept(&even), 64.0 * 2.0 * (2.0 * 64.0 + 3.0 * 32.0));
+    assert_eq!(kept(&padded), kept(&even));
+}
+
+/// All tokens of four ranks to the two experts of one; with eight experts a token, to both of them.
+#[test]
+fn the_worst_load_is_all_tokens_on_one_rank() {
+    let of = |top_k: u64, more: &str, ep: u64| {
+        let model = small(&format!("moe: {{experts: 8, top_k: {top_k}, ffn: 32{more}}}\n"));
+        worst_imbalance(&model, ep)
+    };
+    assert_eq!(of(2, "", 4), Some(4.0));
+    assert_eq!(of(2, "", 8), Some(4.0));
+    assert_eq!(of(8, "", 4), None);
+    assert_eq!(of(2, "", 1), None);
+    assert_eq!(of(2, ", capacity_factor: 1", 4), None);
+    assert_eq!(worst_imbalance(&small(""), 4), None);
 }

@@ -52,6 +52,7 @@ fn attention(cells: &[&str]) -> AttentionShape {
         head_dim_qk: whole(qk),
         head_dim_v: whole(v),
         causal: mask.next() != Some("full"),
+        last_queries: false,
         window: mask.next().map(whole),
         sinks: false,
     }

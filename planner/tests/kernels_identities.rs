@@ -156,6 +156,7 @@ fn square(sequence: u64) -> AttentionShape {
         head_dim_qk: 128,
         head_dim_v: 128,
         causal: true,
+        last_queries: false,
         window: None,
         sinks: false,
     }
@@ -173,6 +174,20 @@ fn masks_keep_the_expected_pairs() {
     // Half of the queries, spread evenly over all keys, keep half of the pairs.
     let half = AttentionShape { query_len: 512, ..full };
     assert_near(2.0 * half.kept_pairs(), full.kept_pairs());
+    // Chunks of a sequence, each with the keys up to its end: 1, 3, 5 and 7 sixteenths.
+    let chunk = |i: u64| AttentionShape {
+        query_len: 256,
+        key_len: 256 * (i + 1),
+        last_queries: true,
+        ..full
+    };
+    for i in 0..4 {
+        assert_near(16.0 * chunk(i).kept_pairs(), (2 * i + 1) as f64 * full.kept_pairs());
+    }
+    // With a window the first chunk is a triangle, the others are whole.
+    let windowed = |i| AttentionShape { window: Some(256), ..chunk(i) }.kept_pairs();
+    assert_near(windowed(0), 256.0 * 128.0);
+    assert_near(windowed(3), 256.0 * 256.0);
 }
 
 #[test]

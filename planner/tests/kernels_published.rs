@@ -42,6 +42,7 @@ impl Stage {
             head_dim_qk: self.hidden / self.heads,
             head_dim_v: self.hidden / self.heads,
             causal: true,
+            last_queries: false,
             window: None,
             sinks: false,
         }

@@ -34,6 +34,7 @@ fn best_attention_rate(cluster: &ClusterSpec, dtype: Dtype) -> f64 {
             head_dim_qk: width,
             head_dim_v: width,
             causal: true,
+            last_queries: false,
             window: None,
             sinks: false,
         })

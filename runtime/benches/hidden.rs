@@ -80,7 +80,7 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
 }
 
 /// Seconds in calls of the slow group.
-fn waited_s(time: &StepTime, group: &str) -> f64 {
+fn in_calls_s(time: &StepTime, group: &str) -> f64 {
     match group {
         "dp" => time.dp_s,
         "ep" => time.ep_s,
@@ -115,7 +115,7 @@ fn measure(program: &Program, group: &str, slow_link: Option<SlowLink>) -> Measu
             let before = rank.time_spent();
             let result = rank.gradients(&samples, step, None).expect("the step runs");
             let after = rank.time_spent();
-            let waited = waited_s(&after, group) - waited_s(&before, group);
+            let waited = in_calls_s(&after, group) - in_calls_s(&before, group);
             if step > 0 {
                 computing_s = computing_s.min(result.outcome.computing_s);
                 waited_s = waited_s.min(waited);

@@ -30,6 +30,7 @@ pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
         seq_len: Some(32),
         headroom: None,
         tokens: None,
+        expert_imbalance: None,
         runnable: false,
         settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
     })

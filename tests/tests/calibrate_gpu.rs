@@ -143,6 +143,7 @@ fn a_measured_point_is_priced_as_measured() {
             head_dim_qk: head_dim,
             head_dim_v: head_dim,
             causal: true,
+            last_queries: false,
             window: None,
             sinks: false,
         };

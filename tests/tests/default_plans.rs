@@ -44,6 +44,7 @@ fn planned(model: &str, gpus: u64) -> Option<Case> {
         seq_len: None,
         headroom: None,
         tokens: None,
+        expert_imbalance: None,
         runnable: false,
         settings: Vec::new(),
     })

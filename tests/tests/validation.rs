@@ -27,7 +27,7 @@ static PREDICTED: LazyLock<(Vec<row::Row>, Vec<Predicted>)> = LazyLock::new(|| {
 const RATCHET: [(&str, f64, f64); 17] = [
     ("all but vtrain_single", 0.0330, 0.0209),
     ("dense", 0.0317, 0.0208),
-    ("moe", 0.0414, 0.0220),
+    ("moe", 0.0416, 0.0220),
     ("megatron_sc21", 0.0227, 0.0160),
     ("korthikanti2022", 0.0129, 0.0129),
     ("megascale", 0.0212, 0.0204),
@@ -67,7 +67,7 @@ fn published_runs_are_predicted_as_well_as_they_were() {
 const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
     ("all but vtrain_single", 0.0435, 0.0277),
     ("dense", 0.0396, 0.0262),
-    ("moe", 0.0679, 0.0340),
+    ("moe", 0.0678, 0.0338),
     ("megatron_sc21", 0.0267, 0.0200),
     ("korthikanti2022", 0.0192, 0.0192),
     ("megascale", 0.0295, 0.0253),
@@ -76,7 +76,7 @@ const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
     ("vocab_parallelism_paper", 0.0202, 0.0195),
     ("llm_foundry_mpt", 0.0288, 0.0190),
     ("simumax_b200", 0.0329, 0.0334),
-    ("nemo_megatron_bridge", 0.0638, 0.0418),
+    ("nemo_megatron_bridge", 0.0637, 0.0420),
 ];
 
 /// The committed files are the output of the documented command, and the errors quoted for held-out

@@ -18,6 +18,14 @@ pub fn causal_pairs(queries: f64, keys: f64, window: f64) -> f64 {
     queries / keys * window * (keys - window / 2.0)
 }
 
+/// Pairs that a causal mask and a window leave of the last `queries` of as many queries as `keys`
+/// (a chunk of AMPipe §3.1, figure 5, whose mask is shifted by the queries before it).
+pub fn last_causal_pairs(queries: f64, keys: f64, window: f64) -> f64 {
+    let before = keys - queries;
+    let triangle = |side: f64| if side > 0.0 { causal_pairs(side, side, window) } else { 0.0 };
+    triangle(keys) - triangle(before)
+}
+
 /// Work of the busiest rank over the mean where each rank of a causal ring holds one contiguous
 /// block, `(2c − 1)/c` (derived; Overview names the imbalance). It is the ring's slowdown as well:
 /// every step but the first waits for a rank with a whole block.

@@ -5,8 +5,8 @@ use serde_yaml::{Location, Spanned};
 use super::params;
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
 use super::spec::{
-    Activation, Attention, AuxOver, ExpertChoice, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind,
-    Numerics, Positions, Router, RouterLosses, Window,
+    Activation, Attention, AuxOver, ExpertChoice, Gelu, MAX_IMBALANCE, Mla, Mlp, ModelSpec, Moe,
+    Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
@@ -310,6 +310,13 @@ fn mixture(
         first_dense: first_dense as usize,
         every: check.optional("every", &raw.every, 1, (1, layers))? as usize,
         capacity_factor: factor.transpose()?,
+        imbalance: check.real(
+            "imbalance",
+            &raw.imbalance,
+            1.0,
+            |x| (1.0..=MAX_IMBALANCE).contains(&x),
+            "valid: 1 to 1000, the fullest rank's tokens over the mean, for example 1.3",
+        )?,
         router: or(&raw.router, Router::Softmax),
         choice: expert_choice(check, raw, experts)?,
         tensors: raw.tensors,

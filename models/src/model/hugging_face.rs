@@ -636,6 +636,7 @@ impl Reader<'_> {
             first_dense: None,
             every: None,
             capacity_factor: None,
+            imbalance: None,
             router: implied(Router::Softmax),
             renormalised: self.config.norm_topk_prob.clone(),
             groups: None,

@@ -138,6 +138,7 @@ pub(super) struct RawMoe {
     pub first_dense: Maybe<u64>,
     pub every: Maybe<u64>,
     pub capacity_factor: Maybe<f64>,
+    pub imbalance: Maybe<f64>,
     pub router: Maybe<Router>,
     pub renormalised: Maybe<bool>,
     pub groups: Maybe<u64>,

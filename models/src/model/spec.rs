@@ -182,6 +182,10 @@ pub struct Moe {
     pub every: usize,
     /// Tokens an expert takes, as a multiple of the balanced share; `None` is dropless.
     pub capacity_factor: Option<f64>,
+    /// Tokens of the fullest expert-parallel rank over the mean, at least 1. It is an input: nothing
+    /// predicts how a router spreads tokens. Where tokens are padded to a capacity it has no effect.
+    #[serde(default = "even_load", skip_serializing_if = "is_even_load")]
+    pub imbalance: f64,
     /// How the router scores.
     pub router: Router,
     /// How scores become a choice and weights.
@@ -199,6 +203,18 @@ pub struct Moe {
     /// not trained: no runtime layer has either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub biased: bool,
+}
+
+/// Largest imbalance of a model.
+pub const MAX_IMBALANCE: f64 = 1e3;
+
+fn even_load() -> f64 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_even_load(imbalance: &f64) -> bool {
+    *imbalance == even_load()
 }
 
 /// How scores become a choice of experts and their weights. Only what is computed depends on it, no

@@ -3,12 +3,12 @@
 //! The file's rows are numbers computed outside this crate: from the papers' formulas, and for
 //! AMPipe from an event simulation. A group without a check here fails the test.
 
-use crate::ampipe::{equal_chunks, printed_s, simulate_s, tutel_chunks};
+use crate::ampipe::{self, equal_chunks, printed_s, simulate_s, tutel_chunks};
 use crate::megatron::{days, recomputed_flops};
 use crate::memory::{by_stage, split, unfused_bytes};
 use crate::{DENSE, gpt};
 use models::decisions::Recompute;
-use models::formulas::{ampipe, attention, flops, vocabulary};
+use models::formulas::{attention, flops, vocabulary};
 use models::layer::{core_flops, forward_flops};
 use models::model::{ModelSpec, params};
 use std::collections::BTreeMap;

@@ -77,6 +77,10 @@ pub struct RequestArgs {
     /// memory model]
     #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
+    /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3 [default: the model
+    /// file's, else 1]
+    #[arg(long, value_name = "FACTOR")]
+    pub expert_imbalance: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
     pub settings: Vec<String>,
@@ -111,6 +115,7 @@ impl RequestArgs {
             seq_len: self.seq_len,
             headroom: self.headroom,
             tokens: self.tokens.clone(),
+            expert_imbalance: self.expert_imbalance,
             settings: self.settings.clone(),
             runnable: self.runnable,
         }

@@ -353,6 +353,34 @@ fn a_band_is_that_of_software_left_out_where_no_measured_run_was() {
     assert!(screen.contains(&line), "{screen}");
 }
 
+/// The fullest rank's load is an input. It takes time and memory, and a plan says what the worst
+/// load would need.
+#[test]
+fn an_imbalance_of_experts_is_priced_and_its_worst_case_printed() {
+    let words = "estimate --model mixtral_8x7b --gpus 32 --set tp=2 --set pp=4 --set ep=4 --set etp=1 --set schedule=1f1b \
+                 --set vocab=tensor --set cp=1 --set micro_batch=1 --set zero_stage=1 --set offload=none \
+                 --set moe_overlap=none --set recompute=full";
+    let of = |more: &str| plan(&format!("{words} {more} --json")).json();
+    let memory = |json: &Value| json["predicted"]["peak_memory_bytes"].as_u64().unwrap();
+    let seconds = |json: &Value| json["predicted"]["iteration_s"].as_f64().unwrap();
+    let (even, uneven) = (of(""), of("--expert-imbalance 1.5"));
+    assert!(seconds(&uneven) > seconds(&even) && memory(&uneven) > memory(&even));
+    let worst = even["worst_case_memory_bytes"].as_u64().unwrap();
+    assert!(worst > memory(&uneven));
+    assert_eq!(uneven["worst_case_memory_bytes"].as_u64(), Some(worst));
+    assert_eq!(memory(&of("--expert-imbalance 4")), worst);
+    let screen = plan(words).out;
+    assert!(screen.contains("if all tokens went to the experts of one rank"), "{screen}");
+    for (flags, why) in [
+        ("--expert-imbalance 0.9", "valid: 1 to 1000"),
+        ("--expert-imbalance 2 --set capacity_factor=1", "padded to a capacity"),
+    ] {
+        let refused = plan(&format!("{words} {flags}"));
+        assert!(refused.err.contains(why), "{}", refused.err);
+    }
+    assert!(plan(&format!("{SMALL} --expert-imbalance 2")).err.contains("has no experts"));
+}
+
 /// `words` without the settings that `more` sets again.
 fn changed(words: &str, more: &str) -> String {
     let again =

@@ -2,12 +2,15 @@
 
 use crate::order::choice::Ordered;
 use crate::order::vocab::timed;
+use crate::partition::Scratch;
+use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
 use crate::pricing::priced::{MemoryBytes, Placed};
 use crate::pricing::recompute_split::RecomputeSplit;
 use crate::request::{DEFAULT_HEADROOM, Request};
 use crate::search::{Effort, Found, Outcome};
 use models::decisions::Decisions;
+use models::layer;
 use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
 use models::plan::{
     Breakdown, ClusterFigures, ErrorBand, Inputs, Plan, Predicted, Proof, Timing, VERSION,
@@ -39,6 +42,8 @@ pub struct Answer {
     pub effort: Effort,
     /// Other configurations, fastest first.
     pub alternatives: Vec<Alternative>,
+    /// Bytes on the fullest device if all tokens went to the experts of one rank.
+    pub worst_case_bytes: Option<u64>,
     /// With `--runnable`: the fastest plan without it, if that is faster.
     pub not_runnable: Option<NotRunnable>,
 }
@@ -77,6 +82,7 @@ impl Answer {
         let Outcome { best, proof, effort } = outcome;
         let best = timed(&request.task(), best?);
         let plan = plan(request, &best, &proof);
+        let worst_case_bytes = worst_case_bytes(request, &best);
         let (feasible, placed) = (best.priced.fits, best.placed);
         Some(Self {
             plan,
@@ -85,6 +91,7 @@ impl Answer {
             proof,
             effort,
             alternatives: vec![],
+            worst_case_bytes,
             not_runnable: None,
         })
     }
@@ -122,6 +129,7 @@ impl Answer {
             "stages": stages,
             "order": (!order.is_empty()).then_some(order),
             "predicted": predicted,
+            "worst_case_memory_bytes": self.worst_case_bytes,
             "attention_flops": ATTENTION_FLOPS,
             "search": search_json(&self.proof, self.effort),
             "alternatives": self.alternatives,
@@ -129,6 +137,18 @@ impl Answer {
             "tool": TOOL,
         })
     }
+}
+
+/// Bytes on the fullest device if every token of an expert-parallel group went to the experts of one
+/// of its ranks; `None` where no load is worse than an even one.
+fn worst_case_bytes(request: &Request, found: &Found) -> Option<u64> {
+    let mut model = request.model.clone();
+    let worst = layer::worst_imbalance(&model, found.decisions.ep)?;
+    model.moe.as_mut()?.imbalance = worst;
+    let cache = CostCache::new(&model, &request.cluster, request.gpus);
+    let configuration = Configuration::new(&cache, found.decisions.clone()).ok()?;
+    let priced = configuration.price(&found.placed, &mut Scratch::default());
+    priced.device_bytes.into_iter().reduce(f64::max).map(|bytes| bytes as u64)
 }
 
 /// A warning where memory is filled beyond the default headroom, and yet fits.

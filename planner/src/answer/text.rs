@@ -23,6 +23,9 @@ pub fn signed_percent(share: f64) -> String {
 pub fn screen(answer: &Answer) -> String {
     let (stage, _, short) = fullest(&answer.plan);
     let mut text = summary(&answer.plan);
+    if let Some(worst) = answer.worst_case_bytes {
+        text += &line("worst", &worst_case(&answer.plan, worst));
+    }
     if !answer.feasible {
         text += &line("fits", &does_not_fit(stage, short));
     }
@@ -195,6 +198,13 @@ fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
     )
+}
+
+/// What the fullest rank needs when the router sends it everything.
+fn worst_case(plan: &Plan, worst: u64) -> String {
+    let room = plan.inputs.cluster.hbm_bytes;
+    let fits = if worst > room { "more than there is" } else { "which fits" };
+    format!("{} if all tokens went to the experts of one rank, {fits}", bytes(worst))
 }
 
 fn headroom(plan: &Plan) -> String {

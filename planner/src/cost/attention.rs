@@ -1,7 +1,7 @@
 //! Time of the attention core: scores, softmax and values, without the projections.
 
 use models::cluster::{AttentionKernel, ClusterSpec, Dtype, Scaled};
-use models::formulas::attention::{causal_pairs, core_flops};
+use models::formulas::attention::{causal_pairs, core_flops, last_causal_pairs};
 
 /// One attention call on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +21,10 @@ pub struct AttentionShape {
     /// Width of a value head.
     pub head_dim_v: u64,
     /// Causal mask. Queries that are fewer than the keys are spread evenly over them, as zig-zag
-    /// chunks are.
+    /// chunks are, or are the last ones.
     pub causal: bool,
+    /// Whether the queries are the last ones: a chunk of a sequence, with the keys up to its end.
+    pub last_queries: bool,
     /// Keys a query sees, itself included.
     pub window: Option<u64>,
     /// Every softmax counts a learned logit beside the keys'.
@@ -105,6 +107,9 @@ impl AttentionShape {
         let window = self.window.map_or(keys, |window| (window as f64).min(keys));
         if !self.causal {
             return queries * window;
+        }
+        if self.last_queries {
+            return last_causal_pairs(queries, keys, window);
         }
         causal_pairs(queries, keys, window)
     }

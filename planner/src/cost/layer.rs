@@ -9,8 +9,8 @@ use super::parts::Parts;
 use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec, FullRecompute, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
+use models::formulas::attention as attention_formulas;
 use models::formulas::communication::{self, LOSS_STATISTICS, REDUCTIONS_A_PASS};
-use models::formulas::{ampipe, attention as attention_formulas};
 use models::layer::{self, Gemm, LocalHeads, Split};
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec};
@@ -141,7 +141,12 @@ impl LayerPricer<'_> {
         experts: &ExpertPieces,
     ) -> LayerCost {
         let block = if kind.moe {
-            self.expert_block(shape, &pieces.attention, experts)
+            match shape.moe_overlap {
+                MoeOverlap::None => self.expert_block(&pieces.attention, experts),
+                MoeOverlap::Tutel | MoeOverlap::Ampipe => {
+                    self.chunked_experts(kind, shape, &pieces.attention, experts)
+                }
+            }
         } else {
             ThreePasses::default()
         };
@@ -261,11 +266,16 @@ impl LayerPricer<'_> {
 
     /// Forward, input-gradient and weight-gradient products, `[m,k][k,n]`, `[m,n][n,k]` and
     /// `[n,m][m,k]`, with the casts of inputs that are stored wider than they are multiplied.
-    fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
+    pub(super) fn products(&self, dtype: Dtype, gemms: &[Gemm]) -> ThreePasses {
         self.slowed_products(dtype, gemms, 1.0)
     }
 
-    fn slowed_products(&self, dtype: Dtype, gemms: &[Gemm], slowdown: f64) -> ThreePasses {
+    pub(super) fn slowed_products(
+        &self,
+        dtype: Dtype,
+        gemms: &[Gemm],
+        slowdown: f64,
+    ) -> ThreePasses {
         let each = |seconds: &dyn Fn(&Gemm) -> f64| {
             Parts::compute(gemms.iter().map(seconds).sum::<f64>() * self.misalignment())
         };
@@ -361,7 +371,7 @@ impl LayerPricer<'_> {
     }
 
     /// The attention one rank computes: its queries against all keys.
-    fn core_shape(&self, kind: LayerKind, shape: &Shape) -> AttentionShape {
+    pub(super) fn core_shape(&self, kind: LayerKind, shape: &Shape) -> AttentionShape {
         let split = &shape.split;
         let heads = LocalHeads::new(self.model, split.tp * split.cp_ulysses);
         let window = self.model.attention.window.filter(|_| kind.windowed).map(|w| w.tokens);
@@ -374,6 +384,7 @@ impl LayerPricer<'_> {
             head_dim_qk: heads.qk_dim,
             head_dim_v: heads.v_dim,
             causal: true,
+            last_queries: false,
             window,
             sinks: self.model.attention.sinks,
         }
@@ -533,22 +544,17 @@ impl LayerPricer<'_> {
         ExpertPieces {
             experts: self.expert_products(shape.dtype, &shape.split),
             router: self.router(shape),
-            all_to_all_s: self.all_to_all_s(shape),
+            all_to_all_s: self.all_to_all_s(shape, 1),
             tensor_parallel_s: self.expert_tensor_parallel_s(shape),
         }
     }
 
     /// Routed experts with the exposed part of their all-to-alls.
-    fn expert_block(
-        &self,
-        shape: &Shape,
-        attention: &ThreePasses,
-        pieces: &ExpertPieces,
-    ) -> ThreePasses {
+    fn expert_block(&self, attention: &ThreePasses, pieces: &ExpertPieces) -> ThreePasses {
         let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: etp_s } =
             *pieces;
         let block = |expert: Parts, attention_s: f64| {
-            let ep_s = self.exposed_all_to_all_s(shape, attention_s, a2a_s, expert.compute_s);
+            let ep_s = self.exposed_all_to_all_s(attention_s, a2a_s, expert.compute_s);
             expert + Parts { ep_s, tp_s: etp_s, ..Parts::default() }
         };
         let backward_s = experts.input.compute_s + experts.weight.compute_s;
@@ -577,7 +583,7 @@ impl LayerPricer<'_> {
 
     fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
         let slowdown = self.cluster.software.expert_slowdown;
-        self.slowed_products(dtype, &layer::expert_gemms(self.model, split), slowdown)
+        self.slowed_products(dtype, &layer::fullest_expert_gemms(self.model, split), slowdown)
     }
 
     /// The router's products, and the fixed time of routing.
@@ -595,10 +601,11 @@ impl LayerPricer<'_> {
         Gemm { groups: 1, m, n: experts, k: self.model.hidden }
     }
 
-    /// Seconds of one dispatch or combine of the rank's routed copies.
-    fn all_to_all_s(&self, shape: &Shape) -> f64 {
+    /// Seconds of one dispatch or combine of one of `chunks` of the rank's routed copies.
+    pub(super) fn all_to_all_s(&self, shape: &Shape, chunks: u64) -> f64 {
         let copies = layer::routed_copies(self.model);
-        let bytes = layer::routed_elements(self.model, &shape.split) * shape.dtype.storage_bytes();
+        let elements = layer::routed_elements(self.model, &shape.split) / chunks as f64;
+        let bytes = elements * shape.dtype.storage_bytes();
         if self.cluster.software.dispatch_once_a_node {
             return collective::dispatch_s(self.cluster, bytes, &shape.ep_group, copies);
         }
@@ -612,7 +619,7 @@ impl LayerPricer<'_> {
             return 0.0;
         }
         let tokens = shape.split.resident_tokens(self.model) as f64;
-        let copies = layer::routed_copies(self.model);
+        let copies = layer::fullest_copies(self.model);
         let width = (etp * self.model.hidden) as f64;
         let elements = communication::dispatched_elements(tokens, copies, width);
         let bytes = elements * shape.dtype.storage_bytes();
@@ -620,29 +627,12 @@ impl LayerPricer<'_> {
             + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
     }
 
-    fn exposed_all_to_all_s(
-        &self,
-        shape: &Shape,
-        attention_s: f64,
-        a2a_s: f64,
-        expert_s: f64,
-    ) -> f64 {
-        let degree = shape.moe_overlap_degree;
-        let block =
-            ampipe::Block { attention_s, all_to_all_s: a2a_s, experts_s: expert_s, other_s: 0.0 };
-        let total_s = match shape.moe_overlap {
-            MoeOverlap::None => {
-                let software = &self.cluster.software;
-                let hidden_s =
-                    if software.dispatch_under_passes { attention_s + expert_s } else { 0.0 };
-                let exposed = if software.dispatch_once_a_node { software.ep_exposed } else { 1.0 };
-                return (2.0 * a2a_s - hidden_s).max(0.0) * exposed;
-            }
-            MoeOverlap::Tutel => ampipe::tutel_s(&block, degree),
-            MoeOverlap::Ampipe => ampipe::ampipe_s(&block, degree),
-        };
-        let launches = 4.0 * (degree - 1) as f64 * self.cluster.device.kernel_launch_s;
-        (total_s - attention_s - expert_s).max(0.0) + launches
+    /// What of the two all-to-alls stays exposed where a layer is not cut into chunks.
+    fn exposed_all_to_all_s(&self, attention_s: f64, a2a_s: f64, expert_s: f64) -> f64 {
+        let software = &self.cluster.software;
+        let hidden_s = if software.dispatch_under_passes { attention_s + expert_s } else { 0.0 };
+        let exposed = if software.dispatch_once_a_node { software.ep_exposed } else { 1.0 };
+        (2.0 * a2a_s - hidden_s).max(0.0) * exposed
     }
 
     /// Cost of a shard of the vocabulary layers with `columns` entries, padding included; `group`
@@ -706,9 +696,9 @@ impl LayerPricer<'_> {
 /// Times of the three passes over some products.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ThreePasses {
-    forward: Parts,
-    input: Parts,
-    weight: Parts,
+    pub(super) forward: Parts,
+    pub(super) input: Parts,
+    pub(super) weight: Parts,
 }
 
 impl std::ops::Add for ThreePasses {
@@ -727,7 +717,7 @@ impl std::ops::Add for ThreePasses {
 pub struct Pieces {
     body: Body,
     /// Projections and core.
-    attention: ThreePasses,
+    pub(super) attention: ThreePasses,
     selective: Parts,
 }
 
@@ -746,10 +736,10 @@ pub struct Body {
 /// Routed experts before their all-to-all is overlapped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExpertPieces {
-    experts: ThreePasses,
-    router: ThreePasses,
+    pub(super) experts: ThreePasses,
+    pub(super) router: ThreePasses,
     all_to_all_s: f64,
-    tensor_parallel_s: f64,
+    pub(super) tensor_parallel_s: f64,
 }
 
 /// Times of the memory-bound kernels.

@@ -1,6 +1,7 @@
 //! Costs of single parts of a step: computation, communication and memory.
 
 pub mod attention;
+mod chunks;
 pub mod collective;
 pub mod gemm;
 pub mod layer;

@@ -5,7 +5,7 @@ use super::{DEFAULT_HEADROOM, Request, conflicts};
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
-use models::model::{self, ModelSpec};
+use models::model::{self, MAX_IMBALANCE, ModelSpec};
 use models::plan::{ClusterFigures, MOST_HEADROOM, Plan};
 use models::program::unsupported_model;
 use std::io::Read;
@@ -37,6 +37,8 @@ pub struct Flags {
     pub tokens: Option<String>,
     /// Every `--set`.
     pub settings: Vec<String>,
+    /// Tokens of the fullest expert-parallel rank over the mean.
+    pub expert_imbalance: Option<f64>,
     /// Only what our own trainer can run.
     pub runnable: bool,
 }
@@ -56,7 +58,10 @@ impl Request {
         let restrictions = restrictions(&flags.settings, flags.runnable, &cluster, &model)?;
         let request = Self {
             stop: Arc::default(),
-            model: with_capacity(model, restrictions.capacity_factor)?,
+            model: with_imbalance(
+                with_capacity(model, restrictions.capacity_factor)?,
+                flags.expert_imbalance,
+            )?,
             file,
             cluster,
             gpus,
@@ -166,6 +171,25 @@ fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec,
         .help("leave it out: only mixture-of-experts models have a capacity"));
     };
     moe.capacity_factor = Some(factor);
+    Ok(model)
+}
+
+/// Writes the load of the fullest rank into the model.
+fn with_imbalance(mut model: ModelSpec, imbalance: Option<f64>) -> Result<ModelSpec, InputError> {
+    let Some(imbalance) = imbalance else { return Ok(model) };
+    let refused = |why: &str| InputError::new(format!("--expert-imbalance {imbalance}: {why}"));
+    let Some(moe) = &mut model.moe else {
+        return Err(refused(&format!("{} has no experts", model.name)).help("leave it out"));
+    };
+    if !(1.0..=MAX_IMBALANCE).contains(&imbalance) {
+        let help = format!("valid: 1 to {MAX_IMBALANCE}, the fullest rank's tokens over the mean");
+        return Err(refused("no such load").help(help));
+    }
+    if let Some(factor) = moe.capacity_factor {
+        return Err(refused(&format!("tokens are padded to a capacity of {factor}"))
+            .help("leave one of the two out"));
+    }
+    moe.imbalance = imbalance;
     Ok(model)
 }
 

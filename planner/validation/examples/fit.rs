@@ -1,6 +1,6 @@
 //! Fits the constants of software generations and devices to published runs. Reports errors with
-//! all runs fitted, cross-validated by group, and with each source or each software generation left
-//! out.
+//! all runs fitted, cross-validated by group, and with each source, each software generation or each
+//! architecture left out.
 //!
 //!     cargo run --release -p meshwright-validation --example fit -- \
 //!         tests/papers/measured.csv models/shipped/clusters
@@ -10,6 +10,7 @@
 
 use models::cluster::MeasuredRuns;
 use std::path::Path;
+use validation::architecture::architecture;
 use validation::fit::write::{measured_runs_text, write};
 use validation::fit::{
     Sample, ScaledBy, band, bands, calibrated, fit, folds, held_out, measured_runs, samples,
@@ -30,12 +31,13 @@ fn main() -> anyhow::Result<()> {
     let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
     fitted.bands = bands(&samples, &cross);
     let generation = held_out(&fitted, &samples, |sample| sample.setup.generation.clone());
+    let model = held_out(&fitted, &samples, |sample| architecture(sample.row).to_owned());
     let scaled = [ScaledBy::All, ScaledBy::Others].map(|by| calibrated(&samples, &source, by));
     if std::env::var_os("SHOW_ROWS").is_some() {
         show_rows(&samples, &fitted.errors(&samples), &cross);
     }
     let own = fitted.errors(&samples);
-    report(&samples, [&own, &cross, &source, &generation, &scaled[0], &scaled[1]]);
+    report(&samples, [&own, &cross, &source, &generation, &model, &scaled[0], &scaled[1]]);
     for (knob, value) in fitted.knobs.iter().zip(&fitted.values) {
         println!("{:?} {} {:.4} (prior {})", knob.owner, knob.field.key, value, knob.prior());
     }
@@ -59,12 +61,12 @@ fn show_rows(samples: &[Sample<'_>], fitted: &[f64], cross: &[f64]) {
     }
 }
 
-fn report(samples: &[Sample<'_>], errors: [&[f64]; 6]) {
+fn report(samples: &[Sample<'_>], errors: [&[f64]; 7]) {
     let rows: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
     let scores: Vec<Vec<SourceScore>> =
         errors.iter().map(|errors| of_errors(&rows, errors)).collect();
     println!(
-        "mean/median of |error|, %     fitted   5-fold   source left out   generation left out   source left out, one scale in hindsight   learnt from its other groups"
+        "mean/median of |error|, %     fitted   5-fold   source left out   generation left out   architecture left out   source left out, one scale in hindsight   learnt from its other groups"
     );
     for (index, s) in scores[0].iter().enumerate() {
         print!("{:26} {:4}/{:3}", s.source, s.rows, s.groups);

@@ -64,9 +64,15 @@ pub fn model(row: &Row) -> Result<ModelSpec, Reason> {
     Ok(spec)
 }
 
-fn card(row: &Row) -> Result<ModelSpec, Reason> {
+/// The architecture of a row's model: the shipped model whose card applies to it, whatever its
+/// size.
+pub fn architecture(row: &Row) -> &'static str {
     let name = row.model_name.to_lowercase();
-    let card = CARDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHERS, |card| card.1);
+    CARDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHERS, |card| card.1)
+}
+
+fn card(row: &Row) -> Result<ModelSpec, Reason> {
+    let card = architecture(row);
     let shipped = model::shipped(card).ok_or_else(|| format!("model {card} is not shipped"))?;
     shipped.map_err(|error| error.to_string())
 }
@@ -81,6 +87,7 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         first_dense: 0,
         every: 1,
         capacity_factor: None,
+        imbalance: 1.0,
         router: Router::Softmax,
         choice: ExpertChoice::default(),
         tensors: ExpertTensors::default(),

@@ -13,9 +13,10 @@
 //!
 //! Whether a row is used, and what is predicted for it, depends on its configuration alone and
 //! never on its result. The configuration is in the columns, completed by published recipes
-//! ([`recipe`]) and by flags that only the notes mention (`run_flags`).
+//! ([`recipe`]), and by flags that only the notes or the presets of a release state
+//! ([`run_flags`]).
 
-mod architecture;
+pub mod architecture;
 pub mod calibrate;
 pub mod claims;
 pub mod fit;
@@ -24,7 +25,7 @@ pub mod memory_limit;
 pub mod ranking;
 pub mod recipe;
 pub mod row;
-mod run_flags;
+pub mod run_flags;
 pub mod score;
 mod searched;
 pub mod setup;

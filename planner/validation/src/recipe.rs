@@ -1,14 +1,14 @@
 //! Settings of NVIDIA's published recipes that its tables of results do not print.
 //!
 //! The tables print parallel degrees and batches. Recomputation, expert dispatch, overlap and the
-//! layers of each stage are in the recipes behind the tables: Megatron-Bridge's
-//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11), v0.3.1 (26.02),
-//! v0.4.0 (26.04), v0.4.2 (26.04.01), v0.5.1 (26.06), its `perf_recipes` at v0.6.0 (26.08), and
-//! dgxc-benchmarking's `launch.sh` at v25.05.05. Like model cards, they are looked up by software,
-//! model, GPU and number format.
+//! layers of each stage are in the recipes behind the tables. For most rows of Megatron-Bridge they
+//! are data (`bridge_flags.csv`, [`super::run_flags::Preset`]). For the others they are here:
+//! `scripts/performance/configs` at v0.1.0 (container 25.09), v0.2.0 (25.11) and v0.3.1 (26.02.01),
+//! and dgxc-benchmarking's `launch.sh` at v25.05.05, looked up by software, model, GPU and number
+//! format.
 
 use super::row::Row;
-use super::run_flags::RunFlags;
+use super::run_flags::{Preset, RunFlags};
 use models::cluster::Selective;
 use models::decisions::RecomputePolicy;
 
@@ -38,18 +38,48 @@ pub struct Recipe {
 
 /// Recomputes norms and the activation function (`layernorm`, `moe_act`).
 const NORMS: (RecomputePolicy, Selective) = (RecomputePolicy::Selective, Selective::Products);
-/// Recomputes the up-projections of latent attention (`mla_up_proj`). `mlp`, beside it or alone,
-/// concerns only DeepSeek-V3's three dense layers and is left out.
+/// Recomputes the up-projections of latent attention (`mla_up_proj`).
 const UP: (RecomputePolicy, Selective) = (RecomputePolicy::Selective, Selective::UpProjections);
 const NOTHING: (RecomputePolicy, Selective) = (RecomputePolicy::None, Selective::Products);
 
 /// The recipe of a row. What the row's notes say of the dispatch takes precedence.
 pub fn recipe(row: &Row) -> Recipe {
-    let mut found = by_release(row);
+    let found = match &row.preset {
+        Some(preset) => by_preset(preset),
+        None => by_release(row),
+    };
+    let mut found = by_model(row, found);
     let flags = RunFlags::of(row);
     found.flexible = flags.flexible_dispatch.or(found.flexible);
     found.under_passes |= flags.under_passes;
     found
+}
+
+fn by_preset(preset: &Preset) -> Recipe {
+    Recipe {
+        recompute: Some(preset.recompute()),
+        flexible: Some(preset.flexible_dispatch()),
+        under_passes: preset.under_passes(),
+        graphed: preset.graphed_routing(),
+        fused: preset.whole_graph(),
+        ..Recipe::default()
+    }
+}
+
+/// What all releases of Megatron-Bridge do with a model.
+fn by_model(row: &Row, found: Recipe) -> Recipe {
+    let name = row.model_name.to_lowercase();
+    if release(&row.software).is_none() {
+        return found;
+    }
+    if name.contains("deepseek") {
+        let predicted_ahead = usize::from(!name.contains("w/o mtp"));
+        Recipe { predicted_ahead, deepseek_layout: true, ..found }
+    } else if name.contains("llama3_70b") && row.pp.is_some_and(|pp| pp > 1) {
+        Recipe { chunks: Some(5), ..found }
+    } else {
+        found
+    }
 }
 
 fn by_release(row: &Row) -> Recipe {
@@ -59,13 +89,11 @@ fn by_release(row: &Row) -> Recipe {
     }
     let Some(release) = release(&row.software) else { return Recipe::default() };
     if name.contains("deepseek") {
-        deepseek(row, &name, release)
+        deepseek(row, release)
     } else if name.contains("gpt oss") {
-        gpt_oss(row, release)
+        Recipe { recompute: Some(NORMS), flexible: Some(false), ..Recipe::default() }
     } else if name.contains("qwen3") {
         qwen3(row, &name, release)
-    } else if name.contains("llama3_70b") && row.pp.is_some_and(|pp| pp > 1) {
-        Recipe { chunks: Some(5), ..Recipe::default() }
     } else {
         Recipe::default()
     }
@@ -81,45 +109,13 @@ fn release(software: &str) -> Option<Release> {
     Some((year, month, parts.next().map_or(Some(0), Result::ok)?))
 }
 
-fn deepseek(row: &Row, name: &str, release: Release) -> Recipe {
-    let narrow = row.precision == "mxfp8";
+fn deepseek(row: &Row, release: Release) -> Recipe {
     let (rack, hopper) = (row.gpu.starts_with("GB"), row.gpu.starts_with('H'));
-    let fused = narrow && rack && release >= (26, 6, 0);
-    let recompute = match row.gpu.as_str() {
-        "GB300" if fused => NOTHING,
-        "GB300" if !narrow || release < (26, 2, 0) => NORMS,
-        "GB200" if narrow && release >= (26, 4, 0) && !fused => NOTHING,
-        _ => UP,
-    };
-    // The recipes of v0.4.2: on B200, with experts across four hosts, the all-to-alls between hosts
-    // are overlapped.
-    let since_patch = narrow && release >= (26, 4, 1);
-    let over_nodes = row.gpu == "B200" && since_patch;
     Recipe {
-        recompute: Some(recompute),
-        flexible: Some(release >= (26, 2, 0) || (release == (25, 11, 0) && (rack || hopper))),
-        under_passes: fused || over_nodes || (hopper && release < (26, 2, 0)),
-        graphed: over_nodes
-            || row.gpu == "GB200"
-            || (row.gpu == "B300" && since_patch)
-            || (row.gpu == "GB300" && (!narrow || release < (26, 2, 0))),
-        fused,
-        predicted_ahead: usize::from(!name.contains("w/o mtp")),
-        deepseek_layout: true,
-        ..Recipe::default()
-    }
-}
-
-fn gpt_oss(row: &Row, release: Release) -> Recipe {
-    let rack = row.gpu.starts_with("GB");
-    let fused = row.precision == "mxfp8" && rack && release >= (26, 6, 0);
-    let roomy = row.gpu.ends_with("B300") || fused;
-    Recipe {
-        recompute: Some(if roomy { NOTHING } else { NORMS }),
-        flexible: Some(release >= (26, 4, 0) && !row.gpu.starts_with('H')),
-        under_passes: fused || (row.gpu == "GB200" && release >= (26, 4, 0)),
-        graphed: row.gpu.ends_with("B300"),
-        fused,
+        recompute: Some(if row.gpu == "GB300" { NORMS } else { UP }),
+        flexible: Some(release == (25, 11, 0) && (rack || hopper)),
+        under_passes: hopper,
+        graphed: rack,
         ..Recipe::default()
     }
 }
@@ -127,7 +123,6 @@ fn gpt_oss(row: &Row, release: Release) -> Recipe {
 fn qwen3(row: &Row, name: &str, release: Release) -> Recipe {
     let hopper = row.gpu.starts_with('H');
     let small = name.contains("30b");
-    let fused = row.precision == "mxfp8" && !hopper && release >= (26, 6, 0);
     Recipe {
         recompute: Some(NOTHING),
         flexible: Some(if hopper {
@@ -135,9 +130,8 @@ fn qwen3(row: &Row, name: &str, release: Release) -> Recipe {
         } else {
             release >= (25, 11, 0)
         }),
-        under_passes: fused || (hopper && small && release < (26, 4, 0)),
+        under_passes: hopper && small,
         graphed: (small && !hopper) || row.gpu.starts_with("GB"),
-        fused,
         ..Recipe::default()
     }
 }

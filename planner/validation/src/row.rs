@@ -1,5 +1,6 @@
 //! One published measurement, as its file states it.
 
+use super::run_flags::Preset;
 use csv::{ErrorKind, StringRecord};
 use models::input::{InputError, Source};
 use models::text::quotable;
@@ -97,6 +98,9 @@ pub struct Row {
     pub file: String,
     /// dense, moe or hybrid.
     pub kind: String,
+    /// What the preset of its release sets beyond its columns.
+    #[serde(skip)]
+    pub preset: Option<Preset>,
 }
 
 /// What a measurement of memory counts.
@@ -143,10 +147,10 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
     Ok(value.filter(|value| *value >= 0.0 && value.fract() == 0.0).map(|value| value as u64))
 }
 
-/// Reads rows from CSV.
+/// Reads rows from CSV, with the presets that lie beside it.
 ///
 /// # Errors
-/// The file cannot be read, a column is missing, or a cell has the wrong type or exceeds its limits
+/// A file cannot be read, a column is missing, or a cell has the wrong type or exceeds its limits
 /// ([`LIMITS`]); the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
     let source = Source::open(path)?;
@@ -160,18 +164,20 @@ pub fn read(path: &Path) -> Result<Vec<Row>, InputError> {
         let message = format!("{} has no column `{missing}`", source.name());
         return Err(InputError::new(message).help("give the columns of tests/papers/measured.csv"));
     }
+    let mut presets = Preset::beside(path)?;
     let mut rows = vec![];
     for record in reader.records() {
         let record = record.map_err(|error| refused(&error))?;
         within_limits(&source, &header, &record)?;
-        rows.push(record.deserialize(Some(&header)).map_err(|error| match error.kind() {
+        let row: Row = record.deserialize(Some(&header)).map_err(|error| match error.kind() {
             ErrorKind::Deserialize { err, .. } => {
                 let column = err.field().map_or(0, |column| column as usize);
                 let error = bad_cell(&source, &header, &record, column);
                 error.help(format!("valid: what its column has elsewhere ({})", err.kind()))
             }
             _ => refused(&error),
-        })?);
+        })?;
+        rows.push(Row { preset: presets.remove(&row.id), ..row });
     }
     if rows.is_empty() {
         return Err(InputError::new(format!("{} has no rows", source.name()))

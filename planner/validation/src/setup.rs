@@ -1,11 +1,11 @@
 //! A row as a pinned configuration on the cluster it ran on.
 //!
-//! Only the configuration is read, never results: the columns, and what [`RunFlags`] reads from the
-//! notes.
+//! Only the configuration is read, never results: the columns, what [`RunFlags`] reads from the
+//! notes, and what a [`Preset`] sets.
 
 use super::recipe::{Recipe, recipe};
 use super::row::{Reason, Row, required};
-use super::run_flags::RunFlags;
+use super::run_flags::{Preset, RunFlags};
 use super::searched::Searched;
 use super::{architecture, machine};
 use models::cluster::ClusterSpec;
@@ -179,12 +179,14 @@ fn decisions(
 fn expert_split(row: &Row, generation: &str) -> u64 {
     let before = generation.starts_with("megatron_2024") && row.n_experts.is_some_and(|n| n > 1);
     let as_tensors = if before { row.tp } else { None };
-    row.etp.or(as_tensors).unwrap_or(1).max(1)
+    let preset = row.preset.as_ref().and_then(|preset| preset.etp);
+    row.etp.or(preset).or(as_tensors).unwrap_or(1).max(1)
 }
 
 /// MegaScale's stage 2 reduces gradients once per iteration, which is stage 1 here.
 fn zero_stage(row: &Row) -> u8 {
-    let stage = row.zero_stage.unwrap_or(0);
+    let sharded = row.preset.as_ref().is_some_and(Preset::fully_sharded);
+    let stage = row.zero_stage.unwrap_or(if sharded { 3 } else { 0 });
     if stage == 2 && row.software.starts_with("megascale") { 1 } else { stage }
 }
 

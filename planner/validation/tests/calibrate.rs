@@ -63,6 +63,7 @@ fn measured(machine: &ClusterSpec) -> Measured {
         head_dim_qk: 64,
         head_dim_v: 64,
         causal: true,
+        last_queries: false,
         window: None,
         sinks: false,
     };

@@ -99,6 +99,7 @@ fn fit_attention(cluster: &mut ClusterSpec, core: &Core) {
         head_dim_qk: core.head_dim,
         head_dim_v: core.head_dim,
         causal: true,
+        last_queries: false,
         window: None,
         sinks: false,
     };
