@@ -8,8 +8,8 @@ use std::path::Path;
 
 const STEPS: u64 = 2;
 
-/// Trains on a golden case's tokens from its weights, or from a seed if it has none. Returns the bits of each step's loss and
-/// gradient norm, and a sum over those of the final weights.
+/// Trains on a golden case's tokens from its weights, or from a seed if it has none. Returns the
+/// bits of each step's loss and gradient norm, and a sum over those of the final weights.
 pub fn bits(stages: &dyn Stages<Host<f64>>, golden: &Path) -> String {
     let ranks = stages.spec().world_size();
     let run = |world| of_rank(stages, golden, world);
