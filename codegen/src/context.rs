@@ -3,7 +3,7 @@
 use crate::RuntimeSource;
 use crate::lower::{LATENT_EPS, Sizes, Width};
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
-use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder};
+use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
 use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
@@ -136,6 +136,9 @@ fn moe(program: &Program) -> Value {
         "ep": split.ep,
         "etp": split.etp,
         "ffn": moe.ffn,
+        "shared_ffn": moe.shared_ffn,
+        "chunks": program.moe_chunks,
+        "cuts_attention": program.moe_overlap == MoeOverlap::Ampipe,
         "top_k": moe.top_k,
         "scoring": match moe.router {
             Router::Softmax => "Scoring::Softmax".to_owned(),
@@ -144,8 +147,26 @@ fn moe(program: &Program) -> Value {
             }
         },
         "renormalised": renormalised,
+        "capacity_factor": option(moe.capacity_factor.map(float)),
+        "losses": router_losses(program, moe),
         "has_experts": has_experts(moe),
         "scale": float(scale),
+    })
+}
+
+/// What routers add to the loss.
+fn router_losses(program: &Program, moe: &Moe) -> Value {
+    if !moe.has_losses() {
+        return Value::Null;
+    }
+    json!({
+        "balance": float(moe.aux_loss),
+        "z": float(moe.losses.z_loss),
+        "over": format!("{:?}", moe.losses.over),
+        "scope": match program.aux_scope {
+            AuxScope::MicroBatch => "MicroBatch",
+            AuxScope::GlobalBatch => "GlobalBatch",
+        },
     })
 }
 

@@ -289,6 +289,11 @@ fn experts(plan: &Plan, checks: &mut Checks) {
         checks.that(no_factor, "decisions.capacity_factor", "given", "absent: no experts");
         return;
     };
+    let waits = d.aux_scope.needs_all_forwards(model);
+    let valid = "gpipe, looped_bfs or naive: the load-balancing loss of the global batch needs \
+                 every forward pass before the first backward pass";
+    let known = !waits || d.schedule.runs_forwards_first();
+    checks.that(known, "decisions.schedule", d.schedule, valid);
     checks.divides("decisions.etp", d.etp, "tp", d.tp);
     checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
     let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;

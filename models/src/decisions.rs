@@ -3,6 +3,7 @@
 mod list;
 
 pub use crate::cluster::Dtype;
+use crate::model::{AuxOver, ModelSpec, Moe};
 use crate::schedule::{PassRatios, Schedule, ScheduleError, StageLayout, VocabPasses};
 pub use list::{Decision, Decisions, MOST, Size, Values};
 use serde::{Deserialize, Serialize};
@@ -143,6 +144,24 @@ names! {
         MicroBatch = "micro_batch",
         /// The whole iteration.
         GlobalBatch = "global_batch",
+    }
+}
+
+impl AuxScope {
+    /// The scope unless it is asked for: the micro-batch where that is possible, since any schedule
+    /// can train with it.
+    pub fn usual(model: &ModelSpec) -> Self {
+        let of_micro_batch =
+            |moe: &Moe| moe.aux_loss > 0.0 && moe.losses.over == AuxOver::EachLayer;
+        match model.moe.as_ref().is_some_and(of_micro_batch) {
+            true => Self::MicroBatch,
+            false => Self::GlobalBatch,
+        }
+    }
+
+    /// Whether gradients need what routers choose in all of a step's forward passes.
+    pub fn needs_all_forwards(self, model: &ModelSpec) -> bool {
+        self == Self::GlobalBatch && model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0)
     }
 }
 

@@ -5,9 +5,9 @@
 
 pub use crate::decisions::Recompute;
 
-use crate::decisions::{CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
+use crate::decisions::{AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload};
 use crate::mesh::{ExpertSplit, Mesh};
-use crate::model::{ModelSpec, Moe, Router};
+use crate::model::{AuxOver, ModelSpec, Moe};
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
 use crate::schedule::{Pass, ScheduleError, StageLayout, VocabPasses};
@@ -43,6 +43,12 @@ pub struct Program {
     pub mesh: Mesh,
     /// How experts lie over the ranks of a pipeline rank; `None` if there are none.
     pub experts: Option<ExpertSplit>,
+    /// What hides the all-to-alls of experts.
+    pub moe_overlap: MoeOverlap,
+    /// Chunks in which rows pass through experts; 1 if nothing is hidden.
+    pub moe_chunks: usize,
+    /// Over which rows the load-balancing loss is taken.
+    pub aux_scope: AuxScope,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// Logits exist for a block of tokens at a time.
@@ -136,6 +142,12 @@ impl Program {
             model: model.clone(),
             mesh: Mesh::new(d),
             experts: model.moe.as_ref().map(|_| ExpertSplit { ep: d.ep, etp: d.etp }),
+            moe_overlap: d.moe_overlap,
+            moe_chunks: match d.moe_overlap {
+                MoeOverlap::None => 1,
+                MoeOverlap::Tutel | MoeOverlap::Ampipe => d.moe_overlap_degree as usize,
+            },
+            aux_scope: d.aux_scope,
             sequence_parallel: d.sequence_parallel && d.tp > 1,
             fused_loss: d.fused_loss,
             cp_style: d.cp_style,
@@ -237,7 +249,6 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
 /// layout, with placeholders for the schedule, the vocabulary and what replicas share.
 pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
     let mut refused = Refused::default();
-    refused.unless(d.moe_overlap == MoeOverlap::None, "moe_overlap", d.moe_overlap, "none");
     refused.unless(
         !(d.post_validation && d.vocab.over_pipeline()),
         "post_validation",
@@ -255,7 +266,7 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
     refuse_splits(model, d, &mut refused);
     match &model.moe {
-        Some(moe) => refuse_expert_splits(moe, d, &mut refused),
+        Some(moe) => refuse_expert_splits(model, moe, d, &mut refused),
         None => refused.unless(d.ep == 1, "ep", d.ep, "1 for a dense model"),
     }
     refused.0
@@ -263,28 +274,43 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
 
 /// What mixtures of experts do that layers of the runtime do not.
 fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
-    refused.unless(moe.shared_ffn == 0, "model.moe", "shared experts", "routed experts alone");
-    let sigmoid = moe.router == Router::SigmoidBias;
-    refused.unless(!sigmoid, "model.moe", "a selection bias", "a softmax router");
     refused.unless(!moe.biased, "model.moe", "experts with biases", "experts without");
-    refused.unless(moe.aux_loss == 0.0, "model.moe", "an auxiliary loss", "none");
-    let dropless = moe.capacity_factor.is_none();
-    refused.unless(dropless, "model.moe", "a capacity factor", "none, which drops nothing");
 }
 
 /// Splits of experts that leave ranks unequal parts, or the same tokens on several.
-fn refuse_expert_splits(moe: &Moe, d: &Decisions, refused: &mut Refused) {
-    let unbounded = d.capacity_factor.is_none();
-    refused.unless(unbounded, "capacity_factor", "a number", "none, which drops nothing");
+fn refuse_expert_splits(model: &ModelSpec, moe: &Moe, d: &Decisions, refused: &mut Refused) {
     let different = d.tp == 1 || d.sequence_parallel;
     refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
+    let together = moe.aux_loss > 0.0 && moe.losses.over == AuxOver::AllLayers;
+    let scope = !together || d.aux_scope == AuxScope::GlobalBatch;
+    let valid = "global_batch for a load-balancing loss of all layers";
+    refused.unless(scope, "aux_scope", d.aux_scope, valid);
+    refuse_chunks(model, d, refused);
     let (experts, ffn) = (moe.experts.is_multiple_of(d.ep), moe.ffn.is_multiple_of(d.etp));
+    let shared = moe.shared_ffn.is_multiple_of(d.tp);
+    refused.unless(shared, "tp", d.tp, "a divisor of the shared experts' ffn width");
     refused.unless(experts, "ep", d.ep, "a divisor of the experts");
     refused.unless(ffn, "etp", d.etp, "a divisor of the experts' ffn width");
     let replicas = d.expert_dp();
     let shares = d.zero_stage == 0 || replicas.is_multiple_of(d.dp_shard.min(replicas));
     let valid = format!("a divisor of the {replicas} ranks with the same experts");
     refused.unless(shares, "dp_shard", d.dp_shard, &valid);
+}
+
+/// Chunks of rows that ranks cannot cut.
+fn refuse_chunks(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
+    if d.moe_overlap == MoeOverlap::None {
+        return;
+    }
+    let ranks = d.cp * if d.sequence_parallel { d.tp } else { 1 };
+    let rows = d.micro_batch * model.seq_len / ranks;
+    let even = rows.is_multiple_of(d.moe_overlap_degree);
+    let valid = format!("a divisor of the {rows} rows that a rank has of a micro-batch");
+    refused.unless(even, "moe_overlap_degree", d.moe_overlap_degree, &valid);
+    let alone = d.cp == 1 || d.moe_overlap != MoeOverlap::Ampipe;
+    refused.unless(alone, "moe_overlap", d.moe_overlap, "none or tutel with cp above 1");
+    let dropless = model.dropout == 0.0;
+    refused.unless(dropless, "moe_overlap", d.moe_overlap, "none for a model with dropout");
 }
 
 /// Splits that leave ranks unequal parts.

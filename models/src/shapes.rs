@@ -7,7 +7,7 @@
 
 use crate::layer::LocalHeads;
 use crate::mesh::ExpertSplit;
-use crate::model::{Mla, ModelSpec, Moe, NormKind, Positions};
+use crate::model::{Mla, ModelSpec, Moe, NormKind, Positions, Router};
 use crate::program::Program;
 
 /// A tensor's part on one rank.
@@ -96,12 +96,18 @@ fn matrices(model: &ModelSpec, f: u64) -> Vec<Held> {
     gate.into_iter().chain([held("up", &[f, h]), held("down", &[h, f])]).collect()
 }
 
-/// A router, and this rank's experts.
+/// A router, this rank's experts, and its part of those that every token goes to.
 fn experts(program: &Program, moe: &Moe) -> Vec<Held> {
     let ExpertSplit { ep, etp } = program.experts.unwrap_or(ExpertSplit { ep: 1, etp: 1 });
     let mut tensors = vec![held("router", &[moe.experts, program.model.hidden])];
+    if moe.router == Router::SigmoidBias {
+        tensors.push(held("selection bias", &[moe.experts]));
+    }
     for _ in 0..moe.experts / ep {
         tensors.extend(matrices(&program.model, moe.ffn / etp));
+    }
+    if moe.shared_ffn > 0 {
+        tensors.extend(matrices(&program.model, moe.shared_ffn / program.mesh.tp));
     }
     tensors
 }

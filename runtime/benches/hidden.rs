@@ -1,19 +1,22 @@
-//! How much of a slow link training hides: gathers and reductions of ZeRO stage 3 under layers, and
-//! keys and values under attention (`cargo bench -p meshwright-runtime --bench hidden`).
+//! How much of a slow link training hides: gathers and reductions of ZeRO stage 3 under layers,
+//! keys and values under attention, and copies of rows for experts under other chunks' work
+//! (`cargo bench -p meshwright-runtime --bench hidden`).
 //!
 //! Every call of the group is on its way for so long that all of a step's calls together take half
 //! of the step's computation. What ranks wait for is exposed; the rest is hidden.
 
 use direct::Direct;
-use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB,
+};
 use models::input::Source;
-use models::mesh::Mesh;
+use models::mesh::{ExpertSplit, Mesh};
 use models::model::read;
 use models::program::{Program, Recompute, StageProgram};
 use models::schedule::one_f_one_b;
 use runtime::comm::{Options, SlowLink, run_ranks, since};
 use runtime::data::{Sample, Samples};
-use runtime::{Error, Host, Rank, Reduction};
+use runtime::{Error, Host, Rank, Reduction, StepTime};
 use std::time::Duration;
 
 const LAYERS: usize = 8;
@@ -36,6 +39,13 @@ impl Samples for Noise {
     }
 }
 
+/// The program of AMPipe over two ranks with different experts.
+fn in_chunks(sizes: &str, chunks: usize) -> Program {
+    let program = program(sizes, 1, 2, 0);
+    let experts = Some(ExpertSplit { ep: 2, etp: 1 });
+    Program { experts, moe_overlap: MoeOverlap::Ampipe, moe_chunks: chunks, ..program }
+}
+
 fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
     let text = format!("name: hidden\nlayers: {LAYERS}\nvocab: 131\nglobal_batch: 2\n{sizes}");
     let source = Source::from_bytes("hidden.yaml", text.into_bytes()).expect("it is text");
@@ -45,6 +55,9 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         model: read(&source).expect("a model"),
         mesh: Mesh { tp: 1, cp, dp, pp: 1, order: RankOrder::DpInner },
         experts: None,
+        aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel: false,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,
@@ -63,6 +76,15 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         stages: vec![StageProgram { first_layer: 0, recompute }],
         passes: schedule.passes,
         planned_memory_bytes: 0,
+    }
+}
+
+/// Seconds in calls of the slow group.
+fn waited_s(time: &StepTime, group: &str) -> f64 {
+    match group {
+        "dp" => time.dp_s,
+        "ep" => time.ep_s,
+        _ => time.cp_s,
     }
 }
 
@@ -93,7 +115,7 @@ fn measure(program: &Program, group: &str, slow_link: Option<SlowLink>) -> Measu
             let before = rank.time_spent();
             let result = rank.gradients(&samples, step, None).expect("the step runs");
             let after = rank.time_spent();
-            let waited = after.cp_s + after.dp_s - before.cp_s - before.dp_s;
+            let waited = waited_s(&after, group) - waited_s(&before, group);
             if step > 0 {
                 computing_s = computing_s.min(result.outcome.computing_s);
                 waited_s = waited_s.min(waited);
@@ -111,7 +133,10 @@ fn main() {
     // Attention of long sequences; and layers of few tokens and many weights.
     let long = "seq_len: 2048\nhidden: 128\nheads: 4\nkv_heads: 4\nffn: 128\n";
     let wide = "seq_len: 256\nhidden: 512\nheads: 8\nkv_heads: 4\nffn: 1408\n";
+    let experts = "seq_len: 1024\nhidden: 256\nheads: 8\nkv_heads: 8\nffn: 512\n\
+                   moe: {experts: 4, top_k: 2, ffn: 512}\n";
     let cases = [
+        ("AMPipe in 4 chunks over 2 ranks", "ep", in_chunks(experts, 4)),
         ("ring attention over 2 ranks", "cp_ring", program(long, 2, 1, 0)),
         ("ZeRO stage 3 over 2 replicas", "dp", program(wide, 1, 2, 3)),
     ];

@@ -5,7 +5,9 @@
 //! tools/side_by_side.py runs it beside PyTorch.
 
 use direct::Direct;
-use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB,
+};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -51,6 +53,9 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         model: model.clone(),
         mesh: Mesh { tp, cp: 1, dp, pp, order: RankOrder::DpInner },
         experts: None,
+        aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

@@ -2,11 +2,12 @@
 //! that data and transfers need. Layers describe themselves ([`crate::Stages`]).
 
 use crate::context_parallel::ContextParallel;
+use crate::ops::{BalanceOver, BalanceScope, RouterLosses};
 use crate::passes::Passes;
 use crate::state::shards::Zero;
 use crate::step_time::StepTime;
 use models::mesh::{ExpertSplit, Mesh};
-use models::schedule::{StageLayout, VocabPasses};
+use models::schedule::{Pass, StageLayout, VocabPasses, forwards_come_first};
 
 /// A trainer, apart from its layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +16,8 @@ pub struct TrainerSpec {
     pub mesh: Mesh,
     /// How experts lie over the ranks of a pipeline rank; `None` if there are none.
     pub experts: Option<ExpertSplit>,
+    /// What routers add to the loss, if anything.
+    pub router_losses: Option<RouterLosses>,
     /// Norms and residuals split over tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// How context-parallel ranks divide sequences.
@@ -163,6 +166,9 @@ impl TrainerSpec {
                  the {ranks} ranks of a pipeline rank, and of its tensor-parallel ranks"
             ));
         }
+        if let Some(reason) = self.wrong_router_losses() {
+            return Some(reason);
+        }
         let (replicas, ways) = ((ranks / (etp * ep)) as usize, self.zero.ways);
         if !replicas.is_multiple_of(ways.min(replicas)) {
             return Some(format!(
@@ -172,6 +178,23 @@ impl TrainerSpec {
         let alike = self.mesh.tp > 1 && !self.sequence_parallel;
         alike.then(|| {
             "experts with tensor parallelism but without sequence parallelism; valid: with it"
+                .to_owned()
+        })
+    }
+
+    /// Why a loss cannot count what the spec says; `None` if it can.
+    fn wrong_router_losses(&self) -> Option<String> {
+        let RouterLosses { over, scope, .. } = self.router_losses?;
+        let global = scope == BalanceScope::GlobalBatch;
+        if over == BalanceOver::AllLayers && !global {
+            return Some(
+                "a balance loss of all layers and of a micro-batch; valid: of the global batch"
+                    .to_owned(),
+            );
+        }
+        let waits = |passes: &Vec<Pass>| forwards_come_first(passes);
+        (global && !self.passes.iter().all(waits)).then(|| {
+            "a balance loss of the global batch, with a schedule whose backward passes begin              before its last forward pass; valid: all forward passes first"
                 .to_owned()
         })
     }

@@ -2,19 +2,18 @@
 
 mod common;
 
-use common::{Run, Split, check, compare, golden, model, open, train};
+use common::{Run, Split, changed, check, compare, model, open, train, train_program};
 use direct::Direct;
-use models::decisions::Offload;
+use models::decisions::{MoeOverlap, Offload};
+use models::model::{ExpertChoice, ModelSpec, Router};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::comm::{Options, run_ranks};
-use runtime::state::checkpoint::{self, Checkpoint, TensorFile, Whole};
+use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::path::PathBuf;
 
-const CASES: [&str; 2] = ["mixtral", "qwen3_moe"];
+const CASES: [&str; 3] = ["mixtral", "qwen3_moe", "deepseek_v3"];
 
 #[test]
 fn pytorchs_twenty_steps() {
@@ -53,27 +52,16 @@ fn splits() -> Vec<Split> {
     ]
 }
 
-/// A checkpoint in which all scores are equal, so that every row goes to the first experts: other
-/// experts get none, nor do the ranks that hold them.
-fn without_routers(case: &str) -> PathBuf {
-    let file = TensorFile::open(&golden(case).join("model.safetensors")).unwrap();
-    let read = |name: String| {
-        let (shape, mut values): Whole<f64> = file.read(&name).unwrap();
-        if name.ends_with("gate.weight") {
-            values.fill(0.0);
-        }
-        (name, (shape, values))
-    };
-    let tensors = file.names().into_iter().map(read).collect();
-    let path = std::env::temp_dir().join(format!("{case}-{}.safetensors", std::process::id()));
-    checkpoint::write(&mut File::create(&path).unwrap(), &tensors).unwrap();
-    path
-}
-
 #[test]
 fn all_rows_to_the_same_experts() {
     for case in CASES {
-        let path = without_routers(case);
+        // All scores are equal, so that every row goes to the first experts: other experts get
+        // none, nor do the ranks that hold them.
+        let path = changed(case, |name, values| {
+            if name.contains(".gate.") {
+                values.fill(0.0);
+            }
+        });
         let run = |split: &Split| {
             let program = split.program(&model(case));
             let stages = Direct::new(&program);
@@ -89,7 +77,8 @@ fn all_rows_to_the_same_experts() {
             let (losses, norms) = (vec![result.loss], vec![result.norm]);
             // No weights: a router's gradients are rounding where nothing was chosen, and Adam
             // makes whole steps of them.
-            Run { losses, norms, gradients: gradients.unwrap(), weights: BTreeMap::new() }
+            let (aux_losses, gradients) = (vec![result.aux_loss], gradients.unwrap());
+            Run { losses, norms, aux_losses, gradients, weights: BTreeMap::new() }
         };
         let reference = run(&Split::default());
         let none = reference.gradients.iter().filter(|(name, _)| name.contains("experts.7."));
@@ -113,4 +102,150 @@ fn splits_give_one_ranks_numbers() {
             compare(&format!("{case} {split:?}"), &train::<f64>(case, &split, 2), &reference);
         }
     }
+}
+
+/// DeepSeek-V3's routing, and an expert that every token goes to, in a model without its attention.
+#[test]
+fn shared_experts_and_groups() {
+    let mut model = model("qwen3_moe");
+    let moe = model.moe.as_mut().unwrap();
+    moe.router = Router::SigmoidBias;
+    moe.shared_ffn = 48;
+    moe.choice = ExpertChoice { renormalised: true, groups: 4, kept_groups: 2, scale: 2.5 };
+    let samples = open("qwen3_moe");
+    let run =
+        |split: &Split| train_program::<f64>(&split.program(&model), split, 2, None, &*samples);
+    let reference = run(&Split::default());
+    for split in splits() {
+        compare(&format!("{split:?}"), &run(&split), &reference);
+    }
+}
+
+/// The splits that cut rows into chunks.
+fn in_chunks(moe_overlap: MoeOverlap, chunks: usize) -> Vec<Split> {
+    let one =
+        Split { sequence_parallel: true, moe_overlap, moe_chunks: chunks, ..Split::default() };
+    let of = |tp, pp, dp, cp, ep, etp| Split { tp, pp, dp, cp, ep, etp, micro_batch: 2, ..one };
+    let mut all = vec![
+        of(1, 1, 1, 1, 1, 1),
+        of(1, 1, 2, 1, 2, 1),
+        of(2, 2, 2, 1, 2, 1),
+        of(2, 1, 2, 1, 2, 2),
+        of(4, 1, 1, 1, 4, 1),
+        Split { micro_batch: 1, ..of(2, 1, 2, 1, 4, 1) },
+        Split { recompute: Recompute::Full, ..of(2, 2, 2, 1, 4, 1) },
+        Split { recompute: Recompute::Selective, zero: 3, ..of(1, 1, 2, 1, 2, 1) },
+        Split { schedule: ScheduleName::ZbH1, ..of(1, 2, 2, 1, 2, 1) },
+    ];
+    if moe_overlap == MoeOverlap::Tutel {
+        all.push(of(2, 1, 2, 2, 4, 1));
+    }
+    all
+}
+
+#[test]
+fn chunks_give_one_ranks_numbers() {
+    for (case, overlap, chunks) in [
+        ("mixtral", MoeOverlap::Ampipe, 2),
+        ("deepseek_v3", MoeOverlap::Ampipe, 4),
+        ("qwen3_moe", MoeOverlap::Tutel, 4),
+    ] {
+        let reference = train::<f64>(case, &Split::default(), 2);
+        for split in in_chunks(overlap, chunks) {
+            compare(&format!("{case} {split:?}"), &train::<f64>(case, &split, 2), &reference);
+        }
+    }
+}
+
+/// Chunks change no bit of a forward pass. Of gradients, they cut sums over rows: AMPipe those of
+/// keys and values, and so all before the last layer's attention; Tutel those of the mixture's own
+/// matrices alone.
+#[test]
+fn chunks_change_no_bit_but_of_named_sums() {
+    for case in CASES {
+        let one = Split { dp: 2, ep: 2, micro_batch: 4, ..Split::default() };
+        let run = |moe_overlap, moe_chunks| {
+            train::<f32>(case, &Split { moe_overlap, moe_chunks, ..one }, 1)
+        };
+        let whole = run(MoeOverlap::None, 1);
+        for chunks in [1, 2, 4] {
+            for overlap in [MoeOverlap::Ampipe, MoeOverlap::Tutel] {
+                let cut = run(overlap, chunks);
+                let what = format!("{case}, {overlap:?} in {chunks}");
+                assert_eq!(cut.losses[0].to_bits(), whole.losses[0].to_bits(), "{what}");
+                let is_sum = |name: &str| {
+                    let of_mixture = [".experts.", ".gate.", ".shared_experts."];
+                    of_mixture.iter().any(|part| name.contains(part))
+                        || overlap == MoeOverlap::Ampipe && name.contains("layers.")
+                        || overlap == MoeOverlap::Ampipe && name.contains("embed")
+                };
+                for (name, (_, values)) in &cut.gradients {
+                    let named = chunks > 1 && is_sum(name);
+                    assert!(named || *values == whole.gradients[name].1, "{what}: {name}");
+                }
+            }
+        }
+    }
+}
+
+fn mixtral(capacity_factor: Option<f64>) -> ModelSpec {
+    let mut model = model("mixtral");
+    model.moe.as_mut().unwrap().capacity_factor = capacity_factor;
+    model
+}
+
+fn with_capacity(factor: Option<f64>, split: &Split) -> Run {
+    let program = split.program(&mixtral(factor));
+    train_program::<f64>(&program, split, 2, Some("mixtral"), &*open("mixtral"))
+}
+
+#[test]
+fn what_is_dropped_does_not_depend_on_the_split() {
+    let alone = Split { micro_batch: 2, ..Split::default() };
+    let reference = with_capacity(Some(1.0), &alone);
+    let dropless = with_capacity(None, &alone);
+    assert!((reference.losses[0] - dropless.losses[0]).abs() > 1e-4, "nothing was dropped");
+    for split in splits() {
+        if split.micro_batch == 2 {
+            compare(&format!("{split:?}"), &with_capacity(Some(1.0), &split), &reference);
+        }
+    }
+}
+
+/// At `E / k` times its share an expert takes every row.
+#[test]
+fn room_for_all_drops_nothing() {
+    let split = Split { dp: 2, ep: 2, ..Split { micro_batch: 2, ..Split::default() } };
+    let moe = mixtral(None).moe.unwrap();
+    let factor = moe.experts as f64 / moe.top_k as f64;
+    assert!(with_capacity(Some(factor), &split) == with_capacity(None, &split));
+}
+
+/// Where all rows choose the same two experts, some ranks send nothing.
+#[test]
+fn ranks_whose_copies_are_all_dropped() {
+    let path = changed("mixtral", |name, values| {
+        if name.ends_with("gate.weight") {
+            values.fill(0.0);
+        }
+    });
+    let run = |split: &Split| {
+        let program = split.program(&mixtral(Some(0.125)));
+        let stages = Direct::new(&program);
+        let ranks = run_ranks(split.ranks(), Options::default(), |world| {
+            let host = Host::<f64>::serial();
+            let mut rank = Rank::new(&stages, world, host, split.reduction, 0).unwrap();
+            rank.load(&Checkpoint::open(&path).unwrap()).unwrap();
+            let result = rank.gradients(&*open("mixtral"), 0, None).unwrap();
+            (result.loss, rank.whole_gradients().unwrap())
+        });
+        let (loss, gradients) = ranks.into_iter().next().unwrap();
+        let (losses, gradients) = (vec![loss], gradients.unwrap());
+        Run { losses, norms: vec![], aux_losses: vec![], gradients, weights: BTreeMap::new() }
+    };
+    let reference = run(&Split { micro_batch: 2, ..Split::default() });
+    for split in splits().iter().filter(|split| split.micro_batch == 2) {
+        compare(&format!("{split:?}"), &run(split), &reference);
+    }
+    std::fs::remove_file(path).unwrap();
 }

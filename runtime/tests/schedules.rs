@@ -9,7 +9,9 @@ mod common;
 use channels::run_wired;
 use common::{Run, Split, schedule, train_program, train_rank};
 use direct::Direct;
-use models::decisions::{CpStyle, DpReduction, Offload, USUAL_BUCKET_MIB, Vocab};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, USUAL_BUCKET_MIB, Vocab,
+};
 use models::formulas::vocabulary;
 use models::input::Source;
 use models::mesh::Mesh;
@@ -160,6 +162,9 @@ impl Case {
                 order: Split::default().order,
             },
             experts: None,
+            aux_scope: AuxScope::MicroBatch,
+            moe_overlap: MoeOverlap::None,
+            moe_chunks: 1,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: CpStyle::Zigzag,
@@ -548,7 +553,8 @@ fn finished(rank: &Rank<'_, Host<f64>>, results: &[StepResult]) -> Option<Run> {
     let (gradients, weights) = (rank.whole_gradients().unwrap(), rank.whole_weights().unwrap());
     let losses = results.iter().map(|result| result.loss).collect();
     let norms = results.iter().map(|result| result.norm).collect();
-    Some(Run { losses, norms, gradients: gradients?, weights: weights? })
+    let aux_losses = results.iter().map(|result| result.aux_loss).collect();
+    Some(Run { losses, norms, aux_losses, gradients: gradients?, weights: weights? })
 }
 
 /// Post-validation changes no bit, whether the norm clips never, always, or in some steps, after

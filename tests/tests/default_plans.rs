@@ -5,7 +5,7 @@
 use codegen::{RuntimeSource, render};
 use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
-use models::decisions::{CpStyle, Decisions, DpReduction, USUAL_BUCKET_MIB};
+use models::decisions::{AuxScope, CpStyle, Decisions, DpReduction, MoeOverlap, USUAL_BUCKET_MIB};
 use models::mesh::Mesh;
 use models::model::{ModelSpec, Positions, Window};
 use models::plan::Plan;
@@ -189,6 +189,9 @@ fn shrunk(case: &Case) -> Program {
         model: shrunk_model(&whole.model, &d, layers),
         mesh: Mesh::new(&d),
         experts: None,
+        aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel: whole.sequence_parallel && d.tp > 1,
         fused_loss: whole.fused_loss,
         cp_style: d.cp_style,
@@ -218,6 +221,9 @@ fn alone(of: &Program) -> Program {
         model: of.model.clone(),
         mesh: Mesh { tp: 1, cp: 1, dp: 1, pp: 1, ..of.mesh },
         experts: None,
+        aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel: false,
         fused_loss: false,
         cp_ulysses: 1,

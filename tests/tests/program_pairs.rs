@@ -12,9 +12,11 @@ use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
 use meshwright_tests::golden::{folder as golden, planned};
 use meshwright_tests::pairs::{combinations, covering, pairs};
-use models::decisions::{CpStyle, DpReduction, Dtype, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
+};
 use models::mesh::{ExpertSplit, Mesh};
-use models::model::ModelSpec;
+use models::model::{AuxOver, ModelSpec, Moe};
 use models::plan::Plan;
 use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{PassTimes, Schedule, ScheduleName};
@@ -23,8 +25,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-const CASES: [&str; 7] =
-    ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe", "latent"];
+const CASES: [&str; 8] =
+    ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "qwen3_moe", "mixtral", "latent"];
 const TP: [usize; 3] = [1, 2, 4];
 const PP: [usize; 3] = [1, 2, 4];
 const DP: [usize; 2] = [1, 2];
@@ -77,6 +79,9 @@ const CP: [(usize, CpStyle, usize); 5] = [
 /// Ranks that have different experts, and tensor-parallel ranks of an expert.
 const EXPERTS: [ExpertSplit; 3] =
     [ExpertSplit { ep: 1, etp: 1 }, ExpertSplit { ep: 4, etp: 1 }, ExpertSplit { ep: 2, etp: 2 }];
+/// What hides the all-to-alls of experts, and chunks of rows.
+const OVERLAP: [(MoeOverlap, usize); 3] =
+    [(MoeOverlap::None, 1), (MoeOverlap::Ampipe, 2), (MoeOverlap::Tutel, 4)];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -92,10 +97,11 @@ const VALUES: Indices = [
     2,
     DpReduction::ALL.len(),
     EXPERTS.len(),
+    OVERLAP.len(),
 ];
 
 /// A combination, as the index of each decision's value.
-type Indices = [usize; 14];
+type Indices = [usize; 15];
 
 /// Layers and sequences of every golden case.
 const LAYERS: usize = 4;
@@ -108,6 +114,7 @@ struct Combination {
     pp: usize,
     dp: usize,
     experts: ExpertSplit,
+    overlap: (MoeOverlap, usize),
     sequence_parallel: bool,
     fused_loss: bool,
     reduction: DpReduction,
@@ -131,6 +138,7 @@ impl Combination {
             pp: PP[of[2]],
             dp: DP[of[3]],
             experts: EXPERTS[of[13]],
+            overlap: OVERLAP[of[14]],
             sequence_parallel: of[4] == 1,
             fused_loss: of[11] == 1,
             reduction: DpReduction::ALL[of[12]],
@@ -172,10 +180,14 @@ impl Combination {
         let ExpertSplit { ep, etp } = self.experts;
         let ranks = (self.tp * self.dp * self.cp.0) as u64;
         match model.moe {
-            None => ep * etp == 1,
+            None => ep * etp == 1 && self.overlap.0 == MoeOverlap::None,
             Some(_) => {
                 let different = self.tp == 1 || self.sequence_parallel;
-                different && (self.tp as u64).is_multiple_of(etp) && ranks.is_multiple_of(ep * etp)
+                let attends = self.overlap.0 != MoeOverlap::Ampipe || self.cp.0 == 1;
+                attends
+                    && different
+                    && (self.tp as u64).is_multiple_of(etp)
+                    && ranks.is_multiple_of(ep * etp)
             }
         }
     }
@@ -215,6 +227,9 @@ impl Combination {
                 order: RankOrder::DpInner,
             },
             experts: model.moe.as_ref().map(|_| self.experts),
+            aux_scope: AuxScope::MicroBatch,
+            moe_overlap: self.overlap.0,
+            moe_chunks: self.overlap.1,
             sequence_parallel: self.sequence_parallel,
             fused_loss: self.fused_loss,
             cp_style: self.cp.1,
@@ -265,9 +280,26 @@ fn plans() -> BTreeMap<&'static str, Plan> {
     let plan = |case| {
         let mut plan = planned(case, 1, &["tp=1", "pp=1"]);
         plan.decisions.dtype = Dtype::F64;
+        if case == "mixtral" {
+            add_to(plan.inputs.model.moe.as_mut().expect("it has experts"));
+        }
         (case, plan)
     };
     CASES.into_iter().map(plan).collect()
+}
+
+/// Whether a case's model is that of its checkpoint.
+fn has_weights(case: &str) -> bool {
+    !["mixtral", "latent"].contains(&case)
+}
+
+/// What mixtures may have besides.
+fn add_to(moe: &mut Moe) {
+    moe.aux_loss = 0.02;
+    moe.losses.over = AuxOver::EachLayer;
+    moe.losses.z_loss = 0.01;
+    moe.capacity_factor = Some(1.25);
+    moe.shared_ffn = 32;
 }
 
 fn all(plans: &BTreeMap<&'static str, Plan>) -> Vec<Indices> {
@@ -281,8 +313,9 @@ fn main_of(chosen: &[Combination]) -> String {
     let modules = (0..chosen.len()).map(|n| format!("mod p{n};\n")).collect::<String>();
     let runs = chosen.iter().enumerate().map(|(n, of)| {
         format!(
-            "    println!(\"{{}}\", train::bits(&p{n}::Trainer, &golden.join({:?})));\n",
-            of.case
+            "    println!(\"{{}}\", train::bits(&p{n}::Trainer, &golden.join({:?}), {}));\n",
+            of.case,
+            has_weights(of.case)
         )
     });
     format!(
@@ -345,7 +378,7 @@ fn programs_have_the_bits_of_the_lowering_run_directly() {
     let mut others = Vec::new();
     for (n, ((of, program), line)) in chosen.iter().zip(&programs).zip(printed.lines()).enumerate()
     {
-        let expected = train::bits(&Direct::new(program), &golden(of.case));
+        let expected = train::bits(&Direct::new(program), &golden(of.case), has_weights(of.case));
         if line != expected {
             others.push(format!("p{n}, {of:?}:\n  program {line}\n  direct  {expected}"));
         }

@@ -52,6 +52,7 @@ impl<D: Device> Stages<D> for Direct {
         TrainerSpec {
             mesh: program.mesh,
             experts: program.experts,
+            router_losses: parameters::router_losses(program),
             sequence_parallel: program.sequence_parallel,
             context: ContextParallel {
                 ranks: program.mesh.cp as usize,

@@ -3,7 +3,9 @@
 use codegen::lower::{FieldKind, LATENT_EPS, Lowered, Matrix, Norm, Segment, TensorNames, Width};
 use kernels::activation::Activation;
 use kernels::routing::{Routing, Scoring};
-use models::model::{self, ExpertChoice, Gelu, ModelSpec, Moe, NormKind, Router};
+use models::decisions::AuxScope;
+use models::model::{self, AuxOver, ExpertChoice, Gelu, ModelSpec, Moe, NormKind, Router};
+use models::program::Program;
 use runtime::ops;
 use runtime::state::params::{Inventory, ParameterSlice, RowBlock};
 
@@ -111,11 +113,12 @@ impl Declared<'_> {
             }
             FieldKind::Router { tensor } => {
                 let moe = model.moe.as_ref().expect("routers are of mixtures of experts");
-                let (name, routing) = (self.name(tensor), routing(moe));
+                let (name, routing, layer) = (self.name(tensor), routing(moe), self.layer());
                 let deviation = sizes.deviation;
-                Field::Router(ops::Router::declare(
-                    &name, hidden, routing, deviation, split, inventory,
-                ))
+                let router = ops::Router::declare(
+                    &name, layer, hidden, routing, deviation, split, inventory,
+                );
+                Field::Router(ops::Router { capacity_factor: moe.capacity_factor, ..router })
             }
             FieldKind::Experts { tensor, outputs, inputs } => {
                 Field::Experts(self.experts(tensor, [*outputs, *inputs], inventory))
@@ -177,6 +180,14 @@ impl Declared<'_> {
         }
     }
 
+    /// The layer's number; 0 outside layers.
+    fn layer(&self) -> usize {
+        match self.place {
+            Place::Layer(index) => index,
+            _ => 0,
+        }
+    }
+
     fn name(&self, tensor: &str) -> String {
         match self.place {
             Place::Layer(index) => self.lowered.names.layer(index, tensor),
@@ -203,10 +214,7 @@ impl Declared<'_> {
 
     fn attention(&self, model: &ModelSpec) -> ops::Attention {
         let (sizes, attention) = (&self.lowered.sizes, &model.attention);
-        let index = match self.place {
-            Place::Layer(index) => index,
-            _ => 0,
-        };
+        let index = self.layer();
         let windowed = model.layer_kind(index).windowed;
         let window = attention.window.filter(|_| windowed);
         ops::Attention {
@@ -236,6 +244,25 @@ impl Declared<'_> {
             }
         }
     }
+}
+
+/// What routers add to the loss.
+pub fn router_losses(program: &Program) -> Option<ops::RouterLosses> {
+    let moe = program.model.moe.as_ref().filter(|moe| moe.has_losses())?;
+    Some(ops::RouterLosses {
+        balance: moe.aux_loss,
+        z: moe.losses.z_loss,
+        over: match moe.losses.over {
+            AuxOver::EachLayer => ops::BalanceOver::EachLayer,
+            AuxOver::AllLayers => ops::BalanceOver::AllLayers,
+        },
+        scope: match program.aux_scope {
+            AuxScope::MicroBatch => ops::BalanceScope::MicroBatch,
+            AuxScope::GlobalBatch => ops::BalanceScope::GlobalBatch,
+        },
+        layers: program.model.layers,
+        experts: moe.experts as usize,
+    })
 }
 
 /// How a mixture's router chooses.

@@ -7,8 +7,8 @@ use kernels::activation::Activation;
 use models::program::Recompute;
 use runtime::comm::{self, CommError};
 use runtime::ops::{
-    self, AttentionSaved, Context, Gradients, InFlight, Received, Residual, Route, Softmax,
-    Statistics, activation,
+    self, AttentionSaved, AttentionSums, Chunk, Context, Going, Gradients, InFlight, Received,
+    Residual, Route, Softmax, Statistics, activation,
 };
 use runtime::{Buffer, Device, WideBuffer};
 use std::rc::Rc;
@@ -29,6 +29,10 @@ pub enum Slot<D: Device> {
     Route(Rc<Route<D>>),
     /// Rows for this rank's experts.
     Received(Received<D>),
+    /// Copies on their way.
+    Going(Going<D>),
+    /// Sums of the gradients of queries, keys and values.
+    Sums(AttentionSums<D>),
 }
 
 impl<D: Device> Slot<D> {
@@ -49,7 +53,7 @@ pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
         Slot::Wide(wide) => wide.bytes(),
         Slot::Route(route) => route.bytes(),
         Slot::Received(received) => received.rows.bytes(),
-        Slot::Stream(_) | Slot::InFlight(_) => 0,
+        Slot::Stream(_) | Slot::InFlight(_) | Slot::Going(_) | Slot::Sums(_) => 0,
     }
 }
 
@@ -60,6 +64,8 @@ pub struct Run<'a, D: Device> {
     fields: &'a [Field],
     activation: Activation,
     layer: usize,
+    /// Chunks in which rows pass through experts.
+    chunks: usize,
     slots: Vec<Option<Slot<D>>>,
 }
 
@@ -74,9 +80,10 @@ impl<'a, D: Device> Run<'a, D> {
         fields: &'a [Field],
         activation: Activation,
         layer: usize,
+        chunks: usize,
     ) -> Self {
         let slots = segment.values.iter().map(|_| None).collect();
-        Self { ctx, segment, fields, activation, layer, slots }
+        Self { ctx, segment, fields, activation, layer, chunks, slots }
     }
 
     /// Runs the forward pass.
@@ -215,6 +222,25 @@ impl<'a, D: Device> Run<'a, D> {
     fn received(&self, value: Value) -> &Received<D> {
         match &self.slots[value] {
             Some(Slot::Received(received)) => received,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    /// One of the chunks in which rows pass through experts; all rows if `None`.
+    fn chunk(&self, index: Option<u64>) -> Chunk {
+        index.map_or(Chunk::WHOLE, |index| Chunk { index: index as usize, of: self.chunks })
+    }
+
+    fn take_sums(&mut self, value: Value) -> AttentionSums<D> {
+        match self.slots[value].take() {
+            Some(Slot::Sums(sums)) => sums,
+            _ => unreachable!("{LOWERED}"),
+        }
+    }
+
+    fn take_going(&mut self, value: Value) -> Going<D> {
+        match self.slots[value].take() {
+            Some(Slot::Going(going)) => going,
             _ => unreachable!("{LOWERED}"),
         }
     }
@@ -377,6 +403,11 @@ impl<'a, D: Device> Run<'a, D> {
                 self.bias(field).add(ctx, &mut sum);
                 self.set(to, sum);
             }
+            Op::Add { x, y, to } => {
+                let mut sum = self.own(step, x);
+                ctx.device.add(self.get(y).view(), sum.view_mut());
+                self.set(to, sum);
+            }
             Op::Rotate { field, x, to } => {
                 let mut rotated = self.own(step, x);
                 self.attention(field).rotate(ctx, &mut rotated);
@@ -410,19 +441,72 @@ impl<'a, D: Device> Run<'a, D> {
                 self.set(to_up, dup);
                 self.set(to_rotary, drotary);
             }
-            Op::Attention { field, q, k, v, to, lse } => {
+            Op::Attention { field, q, k, v, chunk, to, lse } => {
                 let [q, k, v] = [q, k, v].map(|value| self.get(value));
                 let core = self.attention(field);
-                let (out, rows) = match ctx.cp.parallel.ring() {
-                    1 => core.forward(ctx, q, k, v),
-                    _ => core.forward_around(ctx, q, k, v)?,
+                let (out, rows) = match (chunk, ctx.cp.parallel.ring()) {
+                    (Some(_), _) => core.forward_chunk(ctx, self.chunk(chunk), q, k, v),
+                    (None, 1) => core.forward(ctx, q, k, v),
+                    (None, _) => core.forward_around(ctx, q, k, v)?,
                 };
                 self.set(to, out);
                 self.slots[lse] = Some(Slot::Wide(rows));
             }
-            Op::Route { field, x, to } => {
-                let route = self.router(field).route(ctx, self.get(x))?;
+            Op::Chunk { x, chunk, to } => {
+                let part = ctx.chunk_of(self.get(x), self.chunk(Some(chunk)));
+                self.set(to, part);
+            }
+            Op::Join { ref parts, to } => {
+                let parts: Vec<&Buffer<D>> = parts.iter().map(|&part| &**self.get(part)).collect();
+                let joined = ctx.joined(&parts);
+                self.set(to, joined);
+            }
+            Op::BeginSums { field, saved, to } => {
+                let [q, k, v] = saved.map(|value| self.get(value));
+                let sums = self.attention(field).begin_sums(ctx, q, k, v);
+                self.slots[to] = Some(Slot::Sums(sums));
+            }
+            Op::AddToSums { field, chunk, saved: [q, k, v, out, lse], dy, sums, to } => {
+                let sums = self.take_sums(sums);
+                let [q, k, v, out] = [q, k, v, out].map(|value| &**self.get(value));
+                let saved = AttentionSaved { q, k, v, out, lse: self.wide(lse) };
+                let (core, chunk) = (self.attention(field), self.chunk(Some(chunk)));
+                let sums = core.add_to_sums(ctx, chunk, &saved, self.get(dy), sums);
+                self.slots[to] = Some(Slot::Sums(sums));
+            }
+            Op::FinishSums { field, sums, to } => {
+                let sums = self.take_sums(sums);
+                let gradients = self.attention(field).finish_sums(ctx, sums);
+                for (to, gradient) in to.into_iter().zip(gradients) {
+                    self.set(to, gradient);
+                }
+            }
+            Op::StartDispatch { route, x, to } => {
+                let copies = self.own(step, x);
+                let going = self.route(route).start_dispatch(ctx, copies)?;
+                self.slots[to] = Some(Slot::Going(going));
+            }
+            Op::FinishDispatch { route, x, to } => {
+                let going = self.take_going(x);
+                let received = self.route(route).finish_dispatch(ctx, going)?;
+                self.set_received(to, received);
+            }
+            Op::StartCombine { route, x, to } => {
+                let made = self.taken(step, x);
+                let going = self.route(route).start_combine(ctx, made)?;
+                self.slots[to] = Some(Slot::Going(going));
+            }
+            Op::FinishCombine { route, x, to } => {
+                let going = self.take_going(x);
+                let copies = self.route(route).finish_combine(ctx, going)?;
+                self.set(to, copies);
+            }
+            Op::Route { field, x, chunk, to } => {
+                let route = self.router(field).route(ctx, self.get(x), self.chunk(chunk))?;
                 self.slots[to] = Some(Slot::Route(Rc::new(route)));
+            }
+            Op::NoteLoad { field, route } => {
+                self.router(field).note_load(ctx, self.route(route))?;
             }
             Op::Copies { route, x, to } => {
                 let copies = self.route(route).copied(ctx, self.get(x));

@@ -190,7 +190,8 @@ impl DirectStage {
             Place::Layer(layer) => layer,
             _ => 0,
         };
-        Run::new(ctx, segment, &part.fields, self.activation, layer)
+        let chunks = self.lowered.program.moe_chunks;
+        Run::new(ctx, segment, &part.fields, self.activation, layer, chunks)
     }
 }
 
@@ -254,9 +255,7 @@ impl<D: Device> Stage<D> for DirectStage {
             Slot::Stream(stream) => StageOutput::Stream(stream.whole(ctx)),
             Slot::Tensor(x) => StageOutput::Stream(ctx.own(x)),
             Slot::Wide(losses) => StageOutput::Losses(losses),
-            Slot::Statistics(_) | Slot::InFlight(_) | Slot::Route(_) | Slot::Received(_) => {
-                unreachable!("no segment returns these")
-            }
+            _ => unreachable!("segments return streams, tensors or losses"),
         };
         Ok((output, Box::new(StageKept { parts: kept, logits })))
     }

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 /// A segment in the making.
 pub(super) struct Builder<'a> {
     pub sizes: &'a Sizes,
+    /// The chunk whose rows operations work on; `None` for all rows.
+    pub chunk: Option<u64>,
     fields: Vec<Field>,
     values: Vec<Named>,
     ops: Vec<Op>,
@@ -24,7 +26,7 @@ pub(super) struct Body {
 
 impl<'a> Builder<'a> {
     pub fn new(sizes: &'a Sizes) -> Self {
-        Self { sizes, fields: Vec::new(), values: Vec::new(), ops: Vec::new() }
+        Self { sizes, chunk: None, fields: Vec::new(), values: Vec::new(), ops: Vec::new() }
     }
 
     pub fn field(&mut self, name: &'static str, kind: FieldKind) -> FieldIndex {
@@ -32,9 +34,55 @@ impl<'a> Builder<'a> {
         self.fields.len() - 1
     }
 
+    /// A value of all rows, or of the chunk that is open, whose number ends its name.
     pub fn value(&mut self, name: impl Into<String>, of: Type) -> Value {
-        self.values.push(Named { name: name.into(), of });
+        let name = match self.chunk {
+            Some(chunk) => format!("{}_{chunk}", name.into()),
+            None => name.into(),
+        };
+        self.values.push(Named { name, of, chunked: self.chunk.is_some() });
         self.values.len() - 1
+    }
+
+    /// Adds an operation whose result is of all rows, whatever chunk is open.
+    pub fn whole(&mut self, name: &str, of: Type, op: impl FnOnce(Value) -> Op) -> Value {
+        let chunk = self.chunk.take();
+        let to = self.op(name, of, op);
+        self.chunk = chunk;
+        to
+    }
+
+    /// Calls `work` with each chunk open, and its place among them.
+    pub fn each<T>(
+        &mut self,
+        chunks: &[Option<u64>],
+        mut work: impl FnMut(&mut Self, usize) -> T,
+    ) -> Vec<T> {
+        let mut of_chunk = |(n, &chunk): (usize, &Option<u64>)| {
+            self.chunk = chunk;
+            work(self, n)
+        };
+        let all = chunks.iter().enumerate().map(&mut of_chunk).collect();
+        self.chunk = None;
+        all
+    }
+
+    /// The open chunk's rows of a tensor of the stream's rows; all of them if no chunk is open.
+    pub fn chunk_of(&mut self, name: impl Into<String>, x: Value) -> Value {
+        let of = self.sizes.stream();
+        match self.chunk {
+            None => x,
+            Some(chunk) => self.op(name, of, |to| Op::Chunk { x, chunk, to }),
+        }
+    }
+
+    /// The rows of all chunks, one chunk after the other.
+    pub fn joined(&mut self, name: impl Into<String>, parts: &[Value]) -> Value {
+        let of = self.sizes.stream();
+        match parts {
+            [only] => *only,
+            _ => self.op(name, of, |to| Op::Join { parts: parts.to_vec(), to }),
+        }
     }
 
     pub fn push(&mut self, op: Op) {

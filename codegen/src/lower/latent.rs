@@ -7,7 +7,7 @@
 //! reduced as in any attention. Gradients of these norms and matrices are partial sums too.
 
 use super::builder::Builder;
-use super::layer::{LaterWeights, to_heads, to_tokens};
+use super::feed_forward::LaterWeights;
 use super::op::{FieldIndex, Op, Value};
 use super::{FieldKind, LatentNames, Matrix, Placement, Rows, TensorNames, Type, Width};
 use models::model::{Mla, ModelSpec};
@@ -21,8 +21,6 @@ pub(super) struct Latent {
     /// From the input to the part of keys that all heads share, which is rotated.
     k_rotary: FieldIndex,
     kv_up: FieldIndex,
-    core: FieldIndex,
-    out: FieldIndex,
 }
 
 #[derive(Clone, Copy)]
@@ -39,17 +37,13 @@ struct Normed {
     statistics: Value,
 }
 
-/// What the backward pass reads.
-pub(super) struct LatentCore {
+/// What the backward pass reads of how queries, keys and values were made.
+pub(super) struct LatentMade {
     q: Option<Normed>,
     kv: Normed,
-    /// Queries, keys, values, output, log-sum-exp.
-    saved: [Value; 5],
-    /// The output, of this rank's tokens.
-    a: Value,
 }
 
-impl LatentCore {
+impl LatentMade {
     /// Norms of latent vectors, which are quickly computed again.
     pub(super) fn norms(&self) -> Vec<Value> {
         self.q.into_iter().chain([self.kv]).map(|normed| normed.latent).collect()
@@ -123,12 +117,13 @@ impl Fields<'_, '_> {
 }
 
 impl Latent {
+    /// The fields, attention's core, and its output matrix.
     pub(super) fn fields(
         b: &mut Builder<'_>,
         model: &ModelSpec,
         mla: Mla,
         names: TensorNames,
-    ) -> Self {
+    ) -> (Self, FieldIndex, FieldIndex) {
         let tensors = TensorNames::latent();
         let bias = model.attention.qkv_bias;
         let mut fields = Fields { b, transposed: names.is_gpt2(), bias };
@@ -143,12 +138,17 @@ impl Latent {
         let matrix = Matrix { adds_to_stream: true, ..fields.matrix(out, &[]) };
         let out = b.field("out", FieldKind::Row { matrix, inputs: Width::Value });
         let core = b.field("attention", FieldKind::LatentAttention);
-        Self { query, kv, k_rotary, kv_up, core, out }
+        (Self { query, kv, k_rotary, kv_up }, core, out)
     }
 
-    /// Partial sums of the output.
-    pub(super) fn forward(&self, b: &mut Builder<'_>, x: Value) -> (Value, LatentCore) {
-        let (sizes, field) = (b.sizes, self.core);
+    /// Queries, keys and values. `core` is attention's core.
+    pub(super) fn project(
+        &self,
+        b: &mut Builder<'_>,
+        core: FieldIndex,
+        x: Value,
+    ) -> ([Value; 3], LatentMade) {
+        let (sizes, field) = (b.sizes, core);
         let query = sizes.split(Width::Query);
         let (q, q_latent) = match self.query {
             Query::Direct(field) => (b.op("q", query, |to| Op::Linear { field, x, to }), None),
@@ -169,30 +169,23 @@ impl Latent {
         let k = b.value("k", query);
         let v = b.value("v", sizes.split(Width::Value));
         b.push(Op::JoinHeads { field, up, rotary: k_rotary, to: [k, v] });
-        let q = to_heads(b, field, "q", q, Width::Query);
-        let k = to_heads(b, field, "k", k, Width::Query);
-        let v = to_heads(b, field, "v", v, Width::Value);
-        let behind = b.value("a", sizes.behind(Width::Value));
-        let lse = b.value("lse", Type::LogSumExp);
-        b.push(Op::Attention { field, q, k, v, to: behind, lse });
-        let a = to_tokens(b, field, "a_tokens", behind, Width::Value);
-        let part = b.op("part_1", sizes.part(), |to| Op::Linear { field: self.out, x: a, to });
-        (part, LatentCore { q: q_latent, kv, saved: [q, k, v, behind, lse], a })
+        ([q, k, v], LatentMade { q: q_latent, kv })
     }
 
-    /// The gradient of the input, a partial sum, and the work on weights.
+    /// The gradient of the input, a partial sum, and the work on weights, from the gradients of
+    /// queries, keys and values.
     pub(super) fn backward(
         &self,
         b: &mut Builder<'_>,
-        core: &LatentCore,
-        dy: Value,
+        core: FieldIndex,
+        made: &LatentMade,
+        gradients: [Value; 3],
     ) -> (Value, Vec<LaterWeights>) {
         let part = b.sizes.part();
-        let out = LaterWeights { field: self.out, x: Some(core.a), dy };
-        let [dq, dkv, drotary] = self.backward_heads(b, core, dy);
+        let [dq, dkv, drotary] = Self::backward_heads(b, core, gradients);
         let later = |field, x, dy| LaterWeights { field, x, dy };
-        let mut weights = vec![out];
-        let (field, dy) = match (self.query, core.q) {
+        let mut weights = Vec::new();
+        let (field, dy) = match (self.query, made.q) {
             (Query::Direct(field), _) => (field, dq),
             (Query::Latent { down, up }, normed) => {
                 let normed = normed.expect("the forward pass made it");
@@ -202,8 +195,8 @@ impl Latent {
         };
         weights.push(later(field, None, dy));
         let dh = b.op("dpart", part, |to| Op::BackwardInput { field, dy, to });
-        weights.push(later(self.kv_up, Some(core.kv.latent), dkv));
-        let dkv_down = self.kv.backward(b, core.kv, self.kv_up, dkv);
+        weights.push(later(self.kv_up, Some(made.kv.latent), dkv));
+        let dkv_down = self.kv.backward(b, made.kv, self.kv_up, dkv);
         weights.push(later(self.kv.matrix, None, dkv_down));
         weights.push(later(self.k_rotary, None, drotary));
         let mut add =
@@ -213,21 +206,14 @@ impl Latent {
     }
 
     /// Gradients of queries, of what keys and values are made from, and of the shared part of
-    /// keys, from that of the block's output.
-    fn backward_heads(&self, b: &mut Builder<'_>, core: &LatentCore, dy: Value) -> [Value; 3] {
-        let (sizes, field) = (b.sizes, self.core);
-        let query = sizes.split(Width::Query);
-        let make = |to| Op::BackwardInput { field: self.out, dy, to };
-        let da = b.op("da", sizes.split(Width::Value), make);
-        let da = to_heads(b, field, "da", da, Width::Value);
-        let widths = [("dq", Width::Query), ("dk", Width::Query), ("dv", Width::Value)];
-        let to = widths.map(|(name, width)| b.value(name, sizes.behind(width)));
-        b.push(Op::AttentionBackward { field, saved: core.saved, dy: da, to });
-        let [dq, dk, dv] = std::array::from_fn(|n| {
-            let (name, width) = widths[n];
-            to_tokens(b, field, name, to[n], width)
-        });
-        let dq = rotated_back(b, field, "dq", dq, query);
+    /// keys.
+    fn backward_heads(
+        b: &mut Builder<'_>,
+        field: FieldIndex,
+        [dq, dk, dv]: [Value; 3],
+    ) -> [Value; 3] {
+        let sizes = b.sizes;
+        let dq = rotated_back(b, field, "dq", dq, sizes.split(Width::Query));
         let shared = sum(b, Width::Rotary);
         let dkv = b.value("dkv", sizes.split(Width::UpProjected));
         let drotary = b.value("dk_rotary", shared);

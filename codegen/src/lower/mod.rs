@@ -6,8 +6,12 @@
 //! [`crate::print`] writes it as Rust; the crate `direct` runs it as it is. Both read the same
 //! list, so no layer is described twice.
 
+mod attention;
 mod builder;
 mod ends;
+mod expert_layer;
+mod feed_forward;
+mod half;
 mod latent;
 mod layer;
 mod moe;
@@ -119,6 +123,8 @@ pub enum Width {
     Experts,
     /// This rank's part of an expert's feed-forward width.
     ExpertFfn,
+    /// This rank's part of the shared experts' feed-forward width.
+    SharedFfn,
 }
 
 /// What a value is.
@@ -148,6 +154,10 @@ pub enum Type {
     Received(Width),
     /// One number for each copy.
     CopyNumbers,
+    /// Copies on their way to experts, or back.
+    Going(Width),
+    /// Sums over chunks of the gradients of queries, keys and values.
+    AttentionSums,
 }
 
 /// A value of a segment.
@@ -157,6 +167,8 @@ pub struct Named {
     pub name: String,
     /// Its type.
     pub of: Type,
+    /// Whether it has the rows of one chunk.
+    pub chunked: bool,
 }
 
 /// What an operation reads besides values: mostly parameters.
@@ -270,6 +282,14 @@ pub struct Matrix {
     pub bias: bool,
     /// Whether it adds to the residual stream: then its initial weights are smaller.
     pub adds_to_stream: bool,
+}
+
+impl Matrix {
+    /// One layer's matrix; what it is made of is set by whoever declares it.
+    pub(crate) fn plain(tensor: &'static str, names: TensorNames, bias: bool) -> Self {
+        let transposed = names.is_gpt2();
+        Self { tensor, blocks: vec![], transposed, bias, adds_to_stream: false }
+    }
 }
 
 /// Operations with what goes in and out.

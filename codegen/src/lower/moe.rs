@@ -11,9 +11,29 @@ pub(super) struct Moe {
     gate: Option<FieldIndex>,
     up: FieldIndex,
     down: FieldIndex,
+    /// Whether the router adds to the loss.
+    has_losses: bool,
 }
 
-/// What its backward pass reads.
+/// Rows on their way to experts.
+pub(super) struct Sent {
+    h: Value,
+    route: Value,
+    /// Their copies: received, or in flight.
+    going: Value,
+}
+
+/// What this rank's experts make of the rows that they receive.
+pub(super) struct Computed {
+    received: Value,
+    gate: Option<Value>,
+    up: Value,
+    product: Value,
+    /// The results: home again, or in flight.
+    coming: Value,
+}
+
+/// What the backward pass reads.
 pub(super) struct Routed {
     h: Value,
     route: Value,
@@ -26,9 +46,16 @@ pub(super) struct Routed {
     results: Value,
 }
 
+/// Gradients of results on their way to experts.
+pub(super) struct SentBack {
+    weights: Value,
+    going: Value,
+}
+
 const INNER: Type = Type::Received(Width::ExpertFfn);
 const RECEIVED: Type = Type::Received(Width::Hidden);
 const COPIES: Type = Type::Copies(Width::Hidden);
+const GOING: Type = Type::Going(Width::Hidden);
 
 impl Moe {
     pub(super) fn fields(b: &mut Builder<'_>, model: &ModelSpec) -> Self {
@@ -42,15 +69,26 @@ impl Moe {
         let gate = gated.then(|| b.field("expert_gate", into(gate)));
         let up = b.field("expert_up", into(up));
         let out = FieldKind::Experts { tensor: down, outputs: hidden, inputs: inner };
-        Self { router, gate, up, down: b.field("expert_down", out) }
+        let down = b.field("expert_down", out);
+        let has_losses = model.moe.as_ref().is_some_and(models::model::Moe::has_losses);
+        Self { router, gate, up, down, has_losses }
     }
 
-    /// The weighted sums, rows of the stream.
-    pub(super) fn forward(&self, b: &mut Builder<'_>, h: Value) -> (Value, Routed) {
-        let field = self.router;
-        let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, to });
+    /// Sends rows to their experts.
+    pub(super) fn send(&self, b: &mut Builder<'_>, h: Value) -> Sent {
+        let (field, chunk) = (self.router, b.chunk);
+        let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, chunk, to });
+        if self.has_losses {
+            b.push(Op::NoteLoad { field, route });
+        }
         let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });
-        let received = b.op("received", RECEIVED, |to| Op::Dispatch { route, x: copies, to });
+        Sent { h, route, going: dispatch(b, "received", route, copies) }
+    }
+
+    /// What experts make of the rows that they receive.
+    pub(super) fn compute(&self, b: &mut Builder<'_>, sent: &Sent) -> Computed {
+        let route = sent.route;
+        let received = arrived(b, "received", route, sent.going);
         let x = received;
         let gate =
             self.gate.map(|field| b.op("gate", INNER, |to| Op::ExpertLinear { field, x, to }));
@@ -61,23 +99,52 @@ impl Moe {
         };
         let field = self.down;
         let made = b.op("made", RECEIVED, |to| Op::ExpertLinear { field, x: product, to });
-        let results = b.op("results", COPIES, |to| Op::Combine { route, x: made, to });
+        let coming = combine(b, "results", route, made);
+        Computed { received, gate, up, product, coming }
+    }
+
+    /// The weighted sums, rows of the stream.
+    pub(super) fn collect(
+        &self,
+        b: &mut Builder<'_>,
+        Sent { h, route, .. }: Sent,
+        Computed { received, gate, up, product, coming }: Computed,
+    ) -> (Value, Routed) {
+        let results = home(b, "results", route, coming);
         let of = b.sizes.stream();
         let sum = b.op("sum_2", of, |to| Op::WeightedSum { route, x: results, to });
         (sum, Routed { h, route, received, gate, up, product, results })
     }
 
-    /// The gradient of the rows, from that of the sums.
-    pub(super) fn backward(&self, b: &mut Builder<'_>, routed: &Routed, dy: Value) -> Value {
-        let &Routed { h, route, received, gate, up, product, results } = routed;
+    /// Sends the gradients of results to the experts, from that of the sums.
+    pub(super) fn send_back(&self, b: &mut Builder<'_>, of: &Routed, dy: Value) -> SentBack {
+        let &Routed { route, results, .. } = of;
         let [to, weights] = [b.value("dresults", COPIES), b.value("dweights", Type::CopyNumbers)];
         b.push(Op::WeightedSumBackward { route, x: results, dy, to, weights });
-        let dmade = b.op("dmade", RECEIVED, |made| Op::Dispatch { route, x: to, to: made });
+        SentBack { weights, going: dispatch(b, "dmade", route, to) }
+    }
+
+    /// The gradients of what experts received, on their way back.
+    pub(super) fn compute_back(&self, b: &mut Builder<'_>, of: &Routed, back: &SentBack) -> Value {
+        let &Routed { route, received, gate, up, product, .. } = of;
+        let dmade = arrived(b, "dmade", route, back.going);
         let field = self.down;
         let dinner = b.op("dinner", INNER, |to| Op::ExpertBackward { field, dy: dmade, to });
         b.push(Op::ExpertWeights { field, x: product, dy: dmade });
         let dx = self.backward_inner(b, [received, up], gate, dinner);
-        let dcopies = b.op("dcopies", COPIES, |to| Op::Combine { route, x: dx, to });
+        combine(b, "dcopies", route, dx)
+    }
+
+    /// The gradient of the rows.
+    pub(super) fn collect_back(
+        &self,
+        b: &mut Builder<'_>,
+        of: &Routed,
+        back: &SentBack,
+        coming: Value,
+    ) -> Value {
+        let (&Routed { h, route, .. }, weights) = (of, back.weights);
+        let dcopies = home(b, "dcopies", route, coming);
         let stream = b.sizes.stream();
         let dh = b.op("dh_2", stream, |to| Op::SumCopies { route, x: dcopies, to });
         let (of, field) = (b.sizes.logits_of_experts(), self.router);
@@ -111,4 +178,40 @@ impl Moe {
         let add = |to| Op::AddExpertBackward { field: self.up, dy: dup, x, to };
         b.op("dreceived", RECEIVED, add)
     }
+}
+
+/// Copies to the ranks of their experts: at once, or on their way if a chunk is open.
+fn dispatch(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
+    match b.chunk {
+        None => b.op(name, RECEIVED, |to| Op::Dispatch { route, x, to }),
+        Some(_) => b.op(going(name), GOING, |to| Op::StartDispatch { route, x, to }),
+    }
+}
+
+/// What came of [`dispatch`].
+fn arrived(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
+    match b.chunk {
+        None => x,
+        Some(_) => b.op(name, RECEIVED, |to| Op::FinishDispatch { route, x, to }),
+    }
+}
+
+/// What experts made back to the ranks of the copies, at once or on its way.
+fn combine(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
+    match b.chunk {
+        None => b.op(name, COPIES, |to| Op::Combine { route, x, to }),
+        Some(_) => b.op(going(name), GOING, |to| Op::StartCombine { route, x, to }),
+    }
+}
+
+/// What came of [`combine`].
+fn home(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
+    match b.chunk {
+        None => x,
+        Some(_) => b.op(name, COPIES, |to| Op::FinishCombine { route, x, to }),
+    }
+}
+
+fn going(name: &str) -> String {
+    format!("{name}_going")
 }

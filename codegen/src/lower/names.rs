@@ -153,6 +153,15 @@ impl TensorNames {
         }
     }
 
+    /// Projections of the shared experts, which are one block: gate, up, down (DeepSeek-V3).
+    pub fn shared_expert() -> [&'static str; 3] {
+        [
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+            "mlp.shared_experts.down_proj",
+        ]
+    }
+
     /// Projections of the feed-forward block: gate, up, down.
     pub fn mlp(self) -> [&'static str; 3] {
         match self {

@@ -86,6 +86,12 @@ pub enum Op {
         x: Value,
         to: Value,
     },
+    /// `x + y`, in the place of `x`.
+    Add {
+        x: Value,
+        y: Value,
+        to: Value,
+    },
     /// Adds a bias in place.
     AddBias {
         field: FieldIndex,
@@ -108,6 +114,8 @@ pub enum Op {
         q: Value,
         k: Value,
         v: Value,
+        /// Whose queries are attended to; `None` for all.
+        chunk: Option<u64>,
         to: Value,
         lse: Value,
     },
@@ -150,11 +158,49 @@ pub enum Op {
         up: Value,
         to: Value,
     },
+    /// A chunk's rows.
+    Chunk {
+        x: Value,
+        chunk: u64,
+        to: Value,
+    },
+    /// The rows of all chunks, one after the other.
+    Join {
+        parts: Vec<Value>,
+        to: Value,
+    },
+    /// Sums of the gradients of the queries, keys and values `saved`, 0 so far.
+    BeginSums {
+        field: FieldIndex,
+        saved: [Value; 3],
+        to: Value,
+    },
+    /// Adds the part of a chunk's queries to them.
+    AddToSums {
+        field: FieldIndex,
+        chunk: u64,
+        saved: [Value; 5],
+        dy: Value,
+        sums: Value,
+        to: Value,
+    },
+    FinishSums {
+        field: FieldIndex,
+        sums: Value,
+        to: [Value; 3],
+    },
     /// Chooses experts for the rows of `x`, and tells their ranks what comes.
     Route {
         field: FieldIndex,
         x: Value,
+        /// Which chunk of this rank's rows these are; `None` if they are all.
+        chunk: Option<u64>,
         to: Value,
+    },
+    /// Notes how rows load experts, for losses of routers.
+    NoteLoad {
+        field: FieldIndex,
+        route: Value,
     },
     /// Each row as often as it has experts.
     Copies {
@@ -170,6 +216,27 @@ pub enum Op {
     },
     /// Brings copies to the ranks of their experts.
     Dispatch {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    /// [`Self::Dispatch`] and [`Self::Combine`], started; what follows runs meanwhile.
+    StartDispatch {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    FinishDispatch {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    StartCombine {
+        route: Value,
+        x: Value,
+        to: Value,
+    },
+    FinishCombine {
         route: Value,
         x: Value,
         to: Value,
@@ -399,7 +466,7 @@ impl Op {
             Self::Attention { to, lse, .. } => vec![to, lse],
             Self::Sums { to, target, .. } => vec![to, target],
             Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
-            Self::AttentionBackward { to, .. } => to.to_vec(),
+            Self::AttentionBackward { to, .. } | Self::FinishSums { to, .. } => to.to_vec(),
             Self::GateBackward { to, .. }
             | Self::JoinHeads { to, .. }
             | Self::SplitHeads { to, .. } => to.to_vec(),
@@ -418,11 +485,20 @@ impl Op {
             | Self::SumCopies { to, .. }
             | Self::Dispatch { to, .. }
             | Self::Combine { to, .. }
+            | Self::StartDispatch { to, .. }
+            | Self::FinishDispatch { to, .. }
+            | Self::StartCombine { to, .. }
+            | Self::FinishCombine { to, .. }
+            | Self::Chunk { to, .. }
+            | Self::Join { to, .. }
+            | Self::BeginSums { to, .. }
+            | Self::AddToSums { to, .. }
             | Self::ExpertLinear { to, .. }
             | Self::WeightedSum { to, .. }
             | Self::ExpertBackward { to, .. }
             | Self::AddExpertBackward { to, .. }
             | Self::RouteBackward { to, .. }
+            | Self::Add { to, .. }
             | Self::AddBias { to, .. }
             | Self::Rotate { to, .. }
             | Self::ToHeads { to, .. }
@@ -444,7 +520,8 @@ impl Op {
             | Self::AddBackwardInput { to, .. }
             | Self::ActivateBackward { to, .. }
             | Self::NormBackward { to, .. } => vec![to],
-            Self::LinearWeights { .. }
+            Self::NoteLoad { .. }
+            | Self::LinearWeights { .. }
             | Self::ExpertWeights { .. }
             | Self::BiasWeights { .. }
             | Self::NormWeights { .. }
@@ -468,6 +545,7 @@ impl Op {
             | Self::AllReduceNumbers { x, .. }
             | Self::Linear { x, .. }
             | Self::Route { x, .. }
+            | Self::Chunk { x, .. }
             | Self::ExpertLinear { x, .. }
             | Self::AddBias { x, .. }
             | Self::Rotate { x, .. }
@@ -483,9 +561,21 @@ impl Op {
             | Self::SumCopies { route, x, .. }
             | Self::Dispatch { route, x, .. }
             | Self::Combine { route, x, .. }
+            | Self::StartDispatch { route, x, .. }
+            | Self::FinishDispatch { route, x, .. }
+            | Self::StartCombine { route, x, .. }
+            | Self::FinishCombine { route, x, .. }
             | Self::WeightedSum { route, x, .. } => vec![route, x],
             Self::WeightedSumBackward { route, x, dy, .. } => vec![route, x, dy],
+            Self::NoteLoad { route, .. } => vec![route],
             Self::RouteBackward { route, weights, .. } => vec![route, weights],
+            Self::Add { x, y, .. } => vec![x, y],
+            Self::Join { ref parts, .. } => parts.clone(),
+            Self::BeginSums { saved, .. } => saved.to_vec(),
+            Self::AddToSums { saved, dy, sums, .. } => {
+                saved.into_iter().chain([dy, sums]).collect()
+            }
+            Self::FinishSums { sums, .. } => vec![sums],
             Self::Around { own_sum, own, max, .. } => vec![own_sum, own, max],
             Self::BlockBackward { x, max, sum_exp, .. } => vec![x, max, sum_exp],
             Self::Attention { q, k, v, .. } => vec![q, k, v],
@@ -527,6 +617,10 @@ impl Op {
             | Self::NormOf { field, .. }
             | Self::Linear { field, .. }
             | Self::Route { field, .. }
+            | Self::BeginSums { field, .. }
+            | Self::AddToSums { field, .. }
+            | Self::FinishSums { field, .. }
+            | Self::NoteLoad { field, .. }
             | Self::ExpertLinear { field, .. }
             | Self::ExpertBackward { field, .. }
             | Self::AddExpertBackward { field, .. }

@@ -41,12 +41,16 @@ pub struct Sizes {
     pub kv_heads: [u64; 2],
     /// Feed-forward width of all ranks.
     pub ffn: u64,
+    /// Chunks in which rows pass through experts.
+    pub chunks: u64,
     /// Experts of a layer, of all ranks and of this one; 0 if there are none.
     pub experts: [u64; 2],
     /// Experts of a token.
     pub top_k: u64,
     /// Feed-forward width of an expert, of all ranks and of this one.
     pub expert_ffn: [u64; 2],
+    /// Feed-forward width of the shared experts, of all ranks.
+    pub shared_ffn: u64,
     /// Vocabulary of all ranks, without padding.
     pub vocab: u64,
     /// Rows of the vocabulary on this rank, with padding.
@@ -102,9 +106,11 @@ impl Sizes {
             heads: [model.attention.heads, model.attention.heads / tp],
             kv_heads: [model.attention.kv_heads, local.kv_heads],
             ffn: model.mlp.ffn,
+            chunks: program.moe_chunks as u64,
             experts: [experts, experts / split.ep],
             top_k,
             expert_ffn: [expert_ffn, expert_ffn / split.etp],
+            shared_ffn: model.moe.as_ref().map_or(0, |moe| moe.shared_ffn),
             vocab: model.vocab,
             vocab_rows: model.vocab.div_ceil(tp),
             norm: norm(model),
@@ -136,6 +142,7 @@ impl Sizes {
             Width::Vocab => self.vocab_rows,
             Width::Experts => self.experts[0],
             Width::ExpertFfn => self.expert_ffn[1],
+            Width::SharedFfn => self.shared_ffn / self.tp,
         }
     }
 
@@ -159,6 +166,7 @@ impl Sizes {
             }
             Width::Ffn => (self.ffn, self.tp),
             Width::Vocab => (self.vocab, self.tp),
+            Width::SharedFfn => (self.shared_ffn, self.tp),
             Width::Experts => (self.experts[0], 1),
             Width::ExpertFfn => {
                 (self.expert_ffn[0], self.expert_ffn[0] / self.expert_ffn[1].max(1))

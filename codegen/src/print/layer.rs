@@ -236,9 +236,10 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             })
         }
         FieldKind::Router { tensor } => {
-            let items = [format!("&name(\"{tensor}\")"), "ROUTING".to_owned()];
-            let items = items.into_iter().chain(["DEVIATION", "inventory"].map(str::to_owned));
-            let items: Vec<String> = items.collect();
+            let name_of = format!("&name(\"{tensor}\")");
+            let items =
+                [&name_of, "number", "ROUTING", "CAPACITY_FACTOR", "DEVIATION", "inventory"];
+            let items = items.map(str::to_owned);
             listed(FIELDS, &format!("{name}: Router::declare("), &items, "),")
         }
         FieldKind::Experts { tensor, outputs, .. } => {

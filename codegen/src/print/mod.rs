@@ -106,11 +106,21 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 55] = [
+const PLAN: [&str; 65] = [
     "ACTIVATION",
+    "CAPACITY_FACTOR",
+    "CHUNK",
+    "FullChunk",
+    "QueryChunk",
+    "RowsChunk",
+    "ScoresChunk",
+    "SharedInnerChunk",
+    "ValueHeadsChunk",
     "DEVIATION",
     "EXPERTS",
     "EXPERT_INNER",
+    "SHARED_INNER",
+    "SharedInner",
     "Full",
     "GROUP",
     "HEADS",

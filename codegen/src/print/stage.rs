@@ -315,7 +315,7 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     let mut passed = "Rows::received(dy)".to_owned();
     if kind.output() {
         if let Some(input) = out.input {
-            let of = type_name(lowered, last.values[input].of);
+            let of = type_name(lowered, &last.values[input]);
             lines.push(format!("let {}: {of} = Tensor::received(dy);", of_last.name(input)));
         }
         passed = out.output.map_or(passed, |value| of_last.name(value).to_owned());

@@ -2,8 +2,11 @@
 
 use super::text::{in_width, size};
 use crate::lower::{
-    FieldKind, Heads, Lowered, Op, Placement, Reduction, Rows, Segment, Step, Type, Value, Width,
+    FieldKind, Heads, Lowered, Named, Op, Placement, Reduction, Rows, Segment, Step, Type, Value,
+    Width,
 };
+use models::decisions::AuxScope;
+use models::program::Program;
 
 /// Bytes of a copy's row number, expert and place.
 const ROUTE_BYTES: u64 = 20;
@@ -80,7 +83,7 @@ impl<'a> Statements<'a> {
 
     /// The name of a value with its type.
     fn typed(&self, value: Value) -> String {
-        format!("{}: {}", self.name(value), type_name(self.lowered, self.segment.values[value].of))
+        format!("{}: {}", self.name(value), type_name(self.lowered, &self.segment.values[value]))
     }
 
     fn code(&self, step: &Step) -> String {
@@ -138,6 +141,9 @@ impl<'a> Statements<'a> {
                 let x = self.taken(step, x);
                 format!("let {} = self.{}.add(ctx, {x});", n(to), f(field))
             }
+            Op::Add { x, y, to } => {
+                format!("let {} = {}.add(ctx, &{});", n(to), self.taken(step, x), n(y))
+            }
             Op::Rotate { field, x, to } => {
                 let (shared, x) = (self.shared(x), self.taken(step, x));
                 format!("let {} = self.{}.rotate{shared}(ctx, {x});", n(to), f(field))
@@ -146,7 +152,15 @@ impl<'a> Statements<'a> {
                 let (shared, x) = (self.shared(x), self.taken(step, x));
                 format!("let {} = self.{}.rotate{shared}_back(ctx, {x});", n(to), f(field))
             }
-            Op::Attention { field, q, k, v, to, lse } => {
+            Op::Attention { field, q, k, v, chunk: Some(chunk), to, lse } => {
+                let of = type_name(self.lowered, &self.segment.values[to]);
+                let (to, lse, field, q, k, v) = (n(to), n(lse), f(field), n(q), n(k), n(v));
+                format!(
+                    "let ({to}, {lse}): ({of}, _) = self.{field}.forward_chunk(ctx, CHUNK[{chunk}], \
+                     &{q}, &{k}, &{v});"
+                )
+            }
+            Op::Attention { field, q, k, v, chunk: None, to, lse } => {
                 let (call, wait) = self.around("forward");
                 let (to, lse, field) = (n(to), n(lse), f(field));
                 format!(
@@ -167,7 +181,7 @@ impl<'a> Statements<'a> {
                 format!("let {to} = self.{field}.{what}_to_tokens(ctx, &{x})?;")
             }
             Op::JoinHeads { field, up, rotary, to: [k, v] } => {
-                let of = |value: Value| type_name(self.lowered, self.segment.values[value].of);
+                let of = |value: Value| type_name(self.lowered, &self.segment.values[value]);
                 format!(
                     "let ({}, {}): ({}, {}) = self.{}.join(ctx, &{}, &{});",
                     n(k),
@@ -183,8 +197,53 @@ impl<'a> Statements<'a> {
                 let to = to.map(n).join(", ");
                 format!("let ({to}) = self.{}.split(ctx, &{}, &{});", f(field), n(dk), n(dv))
             }
-            Op::Route { field, x, to } => {
+            Op::Chunk { x, chunk, to } => {
+                format!("let {} = {}.chunk(ctx, CHUNK[{chunk}]);", self.typed(to), n(x))
+            }
+            Op::Join { ref parts, to } => {
+                let parts: Vec<String> =
+                    parts.iter().map(|&part| format!("&{}", n(part))).collect();
+                format!("let {} = Tensor::joined(ctx, &[{}]);", self.typed(to), parts.join(", "))
+            }
+            Op::BeginSums { field, saved, to } => {
+                let saved = saved.map(|value| format!("&{}", n(value))).join(", ");
+                format!("let {} = self.{}.begin_sums(ctx, {saved});", n(to), f(field))
+            }
+            Op::AddToSums { field, chunk, saved, dy, sums, to } => {
+                let saved = saved.map(|value| format!("&{}", n(value))).join(", ");
+                let (to, field, dy, sums) = (n(to), f(field), n(dy), n(sums));
+                format!(
+                    "let {to} = self.{field}.add_to_sums(ctx, CHUNK[{chunk}], ({saved}), &{dy}, \
+                     {sums});"
+                )
+            }
+            Op::FinishSums { field, sums, to } => {
+                let to = to.map(n).join(", ");
+                format!("let ({to}) = self.{}.finish_sums(ctx, {});", f(field), n(sums))
+            }
+            Op::StartDispatch { route, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = {}.start_dispatch(ctx, {x})?;", n(to), n(route))
+            }
+            Op::FinishDispatch { route, x, to } => {
+                format!("let {} = {}.finish_dispatch(ctx, {})?;", n(to), n(route), n(x))
+            }
+            Op::StartCombine { route, x, to } => {
+                let x = self.taken(step, x);
+                format!("let {} = {}.start_combine(ctx, {x})?;", n(to), n(route))
+            }
+            Op::FinishCombine { route, x, to } => {
+                format!("let {} = {}.finish_combine(ctx, {})?;", n(to), n(route), n(x))
+            }
+            Op::Route { field, x, chunk: None, to } => {
                 format!("let {} = self.{}.route(ctx, &{})?;", n(to), f(field), n(x))
+            }
+            Op::Route { field, x, chunk: Some(chunk), to } => {
+                let (to, field, x) = (n(to), f(field), n(x));
+                format!("let {to} = self.{field}.route_chunk(ctx, CHUNK[{chunk}], &{x})?;")
+            }
+            Op::NoteLoad { field, route } => {
+                format!("self.{}.note_load(ctx, &{})?;", f(field), n(route))
             }
             Op::Copies { route, x, to } => {
                 format!("let {} = {}.copies(ctx, &{});", n(to), n(route), n(x))
@@ -399,15 +458,28 @@ impl<'a> Statements<'a> {
                 Some(format!("cp: all-to-all of {}", size(sent(x))))
             }
             Op::Route { .. } => self.among_experts("all-to-all of how many copies come"),
-            Op::Dispatch { x, .. } => {
+            Op::NoteLoad { .. } => self.of_micro_batch("all-reduce of each expert's load"),
+            Op::Dispatch { x, .. } | Op::StartDispatch { x, .. } => {
                 let bytes = size(self.copies_bytes(x));
                 self.among_experts(&format!("all-to-all of {bytes}"))
             }
-            Op::Combine { to, .. } => {
+            Op::Combine { to, .. } | Op::StartCombine { to, .. } => {
                 let bytes = size(self.copies_bytes(to));
                 self.among_experts(&format!("all-to-all of {bytes}"))
             }
             _ => self.bytes(op).map(|bytes| format!("tp: {}", size(bytes))),
+        }
+    }
+
+    /// What ranks exchange that have rows of the same micro-batch, if there are several.
+    fn of_micro_batch(&self, what: &str) -> Option<String> {
+        let Program { mesh, aux_scope, .. } = &self.lowered.program;
+        let at_once = *aux_scope == AuxScope::MicroBatch;
+        match (at_once, mesh.tp > 1, mesh.cp > 1) {
+            (false, ..) | (true, false, false) => None,
+            (true, true, false) => Some(format!("tp: {what}")),
+            (true, false, true) => Some(format!("cp: {what}")),
+            (true, true, true) => Some(format!("tp and cp: {what}")),
         }
     }
 
@@ -425,12 +497,18 @@ impl<'a> Statements<'a> {
     /// Bytes of a value of copies.
     fn copies_bytes(&self, value: Value) -> u64 {
         match self.segment.values[value].of {
-            Type::Copies(width) => {
+            Type::Copies(width) | Type::Going(width) => {
                 let sizes = &self.lowered.sizes;
-                sizes.copies() * sizes.columns(width) * self.element_bytes
+                self.cut(value, sizes.copies() * sizes.columns(width) * self.element_bytes)
             }
             _ => 0,
         }
+    }
+
+    /// Of a number that grows with rows, the part of a value: a chunk's if it has a chunk's rows.
+    fn cut(&self, value: Value, of_all_rows: u64) -> u64 {
+        let chunked = self.segment.values[value].chunked;
+        if chunked { of_all_rows / self.lowered.sizes.chunks } else { of_all_rows }
     }
 
     fn bytes(&self, op: &Op) -> Option<u64> {
@@ -447,7 +525,7 @@ impl<'a> Statements<'a> {
     fn elements(&self, value: Value) -> Option<u64> {
         match self.segment.values[value].of {
             Type::Tensor(_, rows, width) | Type::InFlight(_, rows, width) => {
-                Some(self.lowered.sizes.elements(rows, width))
+                Some(self.cut(value, self.lowered.sizes.elements(rows, width)))
             }
             _ => None,
         }
@@ -476,7 +554,7 @@ impl<'a> Statements<'a> {
                 ways * sizes.copies() * sizes.columns(width) * self.element_bytes
             }
             Type::Route => {
-                let scores = sizes.rows * sizes.experts[0] * wide;
+                let scores = sizes.rows * (sizes.experts[0] + 1) * wide;
                 let [ways, _] = sizes.expert_ffn.map(|ffn| ffn / sizes.expert_ffn[1].max(1));
                 let several = sizes.experts[1] < sizes.experts[0] || ways > 1;
                 let sorted = several && sizes.experts[1] > 1;
@@ -484,9 +562,9 @@ impl<'a> Statements<'a> {
                 scores + sizes.copies() * (wide + ROUTE_BYTES) + received
             }
             Type::CopyNumbers => sizes.copies() * wide,
-            Type::Stream | Type::InFlight(..) => 0,
+            Type::Stream | Type::InFlight(..) | Type::Going(_) | Type::AttentionSums => 0,
         };
-        values.iter().map(of).sum()
+        values.iter().map(|value| self.cut(*value, of(value))).sum()
     }
 
     /// The fields of a struct that holds some values.
@@ -512,9 +590,9 @@ impl<'a> Statements<'a> {
 }
 
 /// A value's type in Rust: one of the names in the generated `plan.rs`, or the library's.
-pub fn type_name(lowered: &Lowered, of: Type) -> String {
+pub fn type_name(lowered: &Lowered, value: &Named) -> String {
     let split = lowered.sizes.sequence_parallel;
-    match of {
+    let name = match value.of {
         Type::Tensor(placement, rows, width) | Type::InFlight(placement, rows, width) => {
             match (width, placement, rows) {
                 (Width::Hidden, Placement::Partial, _) => "Part<D>",
@@ -534,6 +612,7 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
                 (Width::Vocab, ..) => "Logits<D>",
                 (Width::Experts, ..) => "Scores<D>",
                 (Width::ExpertFfn, ..) => "ExpertInner<D>",
+                (Width::SharedFfn, ..) => "SharedInner<D>",
             }
         }
         Type::Route => "Route<D>",
@@ -545,8 +624,13 @@ pub fn type_name(lowered: &Lowered, of: Type) -> String {
         Type::Statistics | Type::HeadStatistics(_) | Type::TokenStatistics => "Statistics<D>",
         Type::LogSumExp => "LogSumExp<D>",
         Type::TokenNumbers => "Numbers<D, Whole, TOKENS>",
+        Type::Going(_) => "Going<D, HIDDEN>",
+        Type::AttentionSums => "AttentionSums<D>",
+    };
+    match (value.of, value.chunked) {
+        (Type::Tensor(..), true) => name.replace("<D>", "Chunk<D>"),
+        _ => name.to_owned(),
     }
-    .to_owned()
 }
 
 /// A field's type in Rust, and what its shape means.
@@ -571,6 +655,7 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
         Width::Vocab => "VOCAB_ROWS",
         Width::Experts => "EXPERTS",
         Width::ExpertFfn => "EXPERT_INNER",
+        Width::SharedFfn => "SHARED_INNER",
     };
     let share = |width: Width| {
         let (whole, _) = sizes.whole(width);

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `logits`, `scores`, `dlogits` | `[tokens, experts]` |
 //! | `chosen`, `weights`, `dweights` | `[tokens, top_k]` |
+//! | `log_sums`, `dlog_sums` | `[tokens]`: log-sum-exp of the logits |
 //!
 //! Groups are runs of `experts / groups` experts. A group's score is the sum of its two best; the
 //! `kept` best groups remain, and experts of others count as 0 (DeepSeek-V3, arXiv 2412.19437,
@@ -58,6 +59,18 @@ pub struct Chosen<'a, T> {
     pub chosen: &'a mut [u32],
     /// Their weights.
     pub weights: &'a mut [T],
+    /// The log-sum-exp of the logits.
+    pub log_sums: &'a mut [T],
+}
+
+/// Gradients of what losses of the router read, besides those of the weights.
+#[derive(Clone, Copy, Default)]
+pub struct LossGradients<'a, T> {
+    /// Of each expert's summed shares, `[experts]`. Its share of a token is the softmax score, or
+    /// the sigmoid score divided by the sum of all ([`Routing::shares`]).
+    pub shares: Option<&'a [T]>,
+    /// Of each token's log-sum-exp. Sigmoid scores do not have it.
+    pub log_sums: Option<&'a [T]>,
 }
 
 /// Chooses experts for every row of `logits`. `bias` is added to scores for the choice alone.
@@ -69,7 +82,7 @@ pub fn forward<T: Real>(
     routing: &Routing,
     logits: &[T],
     bias: Option<&[T]>,
-    Chosen { scores, chosen, weights }: Chosen<'_, T>,
+    Chosen { scores, chosen, weights, log_sums }: Chosen<'_, T>,
 ) {
     let (experts, top_k) = (routing.experts, routing.top_k);
     crate::check::length("scores", scores.len(), logits.len());
@@ -77,9 +90,12 @@ pub fn forward<T: Real>(
     crate::check::length("logits", logits.len(), tokens * experts);
     crate::check::length("chosen", chosen.len(), tokens * top_k);
     crate::check::length("weights", weights.len(), tokens * top_k);
+    crate::check::length("log_sums", log_sums.len(), tokens);
     let rows = logits.chunks_exact(experts).zip(scores.chunks_exact_mut(experts));
     let rows = rows.zip(chosen.chunks_exact_mut(top_k)).zip(weights.chunks_exact_mut(top_k));
-    cpu.each(rows, |(((logits, scores), chosen), weights)| {
+    let rows = rows.zip(log_sums);
+    cpu.each(rows, |((((logits, scores), chosen), weights), log_sum)| {
+        *log_sum = T::from_f64(log_sum_of(logits));
         let of_token = routing.scores(logits);
         routing.choose(&of_token, bias, chosen);
         let sum = routing.sum(chosen.iter().map(|&expert| of_token[expert as usize]));
@@ -92,18 +108,17 @@ pub fn forward<T: Real>(
     });
 }
 
-/// Gradient of the logits, from that of the weights and, with softmax, from one of each expert's
-/// mean score: `dmean[experts]`, already divided by the number of tokens.
+/// Gradient of the logits, from that of the weights and those of the router's losses.
 ///
 /// # Panics
-/// If a slice has the wrong length.
+/// If a slice has the wrong length, or if sigmoid scores have gradients of log-sums.
 pub fn backward<T: Real>(
     cpu: &Cpu,
     routing: &Routing,
     scores: &[T],
     chosen: &[u32],
     dweights: &[T],
-    dmean: Option<&[T]>,
+    losses: LossGradients<'_, T>,
     dlogits: &mut [T],
 ) {
     let (experts, top_k) = (routing.experts, routing.top_k);
@@ -111,9 +126,14 @@ pub fn backward<T: Real>(
     crate::check::length("dlogits", dlogits.len(), tokens * experts);
     crate::check::length("chosen", chosen.len(), tokens * top_k);
     crate::check::length("dweights", dweights.len(), tokens * top_k);
+    if let Some(log_sums) = losses.log_sums {
+        crate::check::length("dlog_sums", log_sums.len(), tokens);
+        assert!(routing.scoring == Scoring::Softmax, "sigmoid scores do not have log-sums");
+    }
     let rows = scores.chunks_exact(experts).zip(dlogits.chunks_exact_mut(experts));
     let rows = rows.zip(chosen.chunks_exact(top_k)).zip(dweights.chunks_exact(top_k));
-    cpu.each(rows, |(((scores, dlogits), chosen), dweights)| {
+    let dlog_sum = |row: usize| losses.log_sums.map_or(0.0, |of| of[row].to_f64());
+    cpu.each(rows.enumerate(), |(row, (((scores, dlogits), chosen), dweights))| {
         let scores: Vec<f64> = scores.iter().map(|score| score.to_f64()).collect();
         let of = |expert: u32| scores[expert as usize];
         let sum = routing.sum(chosen.iter().map(|&expert| of(expert)));
@@ -127,13 +147,14 @@ pub fn backward<T: Real>(
         for (expert, dw) in each() {
             dscores[expert as usize] = routing.scale * (dw - through_sum) / sum;
         }
-        if let Some(dmean) = dmean {
-            dscores.iter_mut().zip(dmean).for_each(|(ds, more)| *ds += more.to_f64());
+        if let Some(of) = losses.shares {
+            routing.add_through_shares(&scores, of, &mut dscores);
         }
+        let dlog_sum = dlog_sum(row);
         let mean: f64 = dscores.iter().zip(&scores).map(|(ds, score)| ds * score).sum();
         for ((to, ds), score) in dlogits.iter_mut().zip(dscores).zip(&scores) {
             *to = T::from_f64(match routing.scoring {
-                Scoring::Softmax => score * (ds - mean),
+                Scoring::Softmax => score * (ds - mean + dlog_sum),
                 Scoring::Sigmoid { .. } => ds * score * (1.0 - score),
             });
         }
@@ -152,6 +173,36 @@ impl Routing {
                 scores
             }
             Scoring::Sigmoid { .. } => logits.map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        }
+    }
+
+    /// Each expert's share of a token with these scores.
+    pub fn shares<T: Real>(&self, scores: &[T]) -> Vec<f64> {
+        let scores: Vec<f64> = scores.iter().map(|score| score.to_f64()).collect();
+        let sum = self.sum_of_all(&scores);
+        scores.into_iter().map(|score| score / sum).collect()
+    }
+
+    fn sum_of_all(&self, scores: &[f64]) -> f64 {
+        match self.scoring {
+            Scoring::Softmax => 1.0,
+            Scoring::Sigmoid { .. } => scores.iter().sum::<f64>() + LEAST_SUM,
+        }
+    }
+
+    /// Adds the gradient of scores, from that of their shares.
+    fn add_through_shares<T: Real>(&self, scores: &[f64], dshares: &[T], dscores: &mut [f64]) {
+        let sum = self.sum_of_all(scores);
+        // Every score also lies in the divisor.
+        let through_sum = match self.scoring {
+            Scoring::Softmax => 0.0,
+            Scoring::Sigmoid { .. } => {
+                let products = dshares.iter().zip(scores).map(|(d, score)| d.to_f64() * score);
+                products.sum::<f64>() / sum
+            }
+        };
+        for (to, d) in dscores.iter_mut().zip(dshares) {
+            *to += (d.to_f64() - through_sum) / sum;
         }
     }
 
@@ -188,6 +239,12 @@ impl Routing {
     }
 }
 
+fn log_sum_of<T: Real>(logits: &[T]) -> f64 {
+    let logits = logits.iter().map(|logit| logit.to_f64());
+    let largest = logits.clone().fold(f64::NEG_INFINITY, f64::max);
+    largest + logits.map(|logit| (logit - largest).exp()).sum::<f64>().ln()
+}
+
 /// The places of the `count` largest values, in ascending order of place. Of equal values the first
 /// counts as larger; NaN is smaller than any number.
 fn largest(values: &[f64], count: usize) -> Vec<usize> {
@@ -212,13 +269,21 @@ mod tests {
         (0..tokens * 8).map(|n| ((n * 37 + n * n * 11) % 97) as f64 / 20.0 - 2.4).collect()
     }
 
-    fn run(routing: &Routing, logits: &[f64], bias: &[f64]) -> (Vec<f64>, Vec<u32>, Vec<f64>) {
+    /// Scores, choice, weights, log-sums.
+    type Made = (Vec<f64>, Vec<u32>, Vec<f64>, Vec<f64>);
+
+    fn run(routing: &Routing, logits: &[f64], bias: &[f64]) -> Made {
         let tokens = logits.len() / 8;
         let (mut scores, mut weights) = (vec![0.0; logits.len()], vec![0.0; tokens * 3]);
-        let mut chosen = vec![0; tokens * 3];
-        let to = Chosen { scores: &mut scores, chosen: &mut chosen, weights: &mut weights };
+        let (mut chosen, mut log_sums) = (vec![0; tokens * 3], vec![0.0; tokens]);
+        let to = Chosen {
+            scores: &mut scores,
+            chosen: &mut chosen,
+            weights: &mut weights,
+            log_sums: &mut log_sums,
+        };
         forward(&Cpu::serial(), routing, logits, Some(bias), to);
-        (scores, chosen, weights)
+        (scores, chosen, weights, log_sums)
     }
 
     #[test]
@@ -226,13 +291,13 @@ mod tests {
         // Groups (0, 1), (2, 3), (4, 5), (6, 7): the first has the best expert, but not the best
         // two.
         let logits = [3.0, -9.0, 1.0, 1.1, 1.2, 0.9, -1.0, -1.0];
-        let (scores, chosen, weights) = run(&SIGMOID, &logits, &[0.0; 8]);
+        let (scores, chosen, weights, _) = run(&SIGMOID, &logits, &[0.0; 8]);
         assert_eq!(chosen, [2, 3, 4]);
         let sum: f64 = chosen.iter().map(|&expert| scores[expert as usize]).sum();
         assert!((weights[0] - 2.5 * scores[2] / sum).abs() < 1e-15);
         let mut bias = [0.0; 8];
         bias[1] = 9.0;
-        let (scores, chosen, weights) = run(&SIGMOID, &logits, &bias);
+        let (scores, chosen, weights, _) = run(&SIGMOID, &logits, &bias);
         assert_eq!(chosen, [0, 1, 3]);
         let sum = scores[0] + scores[1] + scores[3];
         assert!((weights[1] - 2.5 * scores[1] / sum).abs() < 1e-15);
@@ -245,7 +310,8 @@ mod tests {
         assert_eq!(largest(&[f64::NAN, 1.0, f64::NAN], 2), [0, 1]);
     }
 
-    /// `backward` against differences, also where weights are not renormalised.
+    /// `backward` against differences, also where weights are not renormalised, and with losses of
+    /// the router's own.
     #[test]
     fn gradients_are_those_of_the_weights() {
         let (tokens, delta) = (6, 1e-6);
@@ -256,20 +322,24 @@ mod tests {
             Routing { renormalised: false, ..SIGMOID },
         ] {
             let logits = logits(tokens);
-            let of_mean = [0.3, -0.2, 0.0, 0.5, 0.1, -0.4, 0.2, 0.6];
-            let dmean = (routing.scoring == Scoring::Softmax).then_some(&of_mean[..]);
+            let of_shares = [0.3, -0.2, 0.0, 0.5, 0.1, -0.4, 0.2, 0.6];
+            let of_sums = [0.2, -0.1, 0.4, 0.3, -0.5, 0.1];
+            let log_sums = (routing.scoring == Scoring::Softmax).then_some(&of_sums[..]);
             let factors: Vec<f64> = (0..tokens * 3).map(|n| (n % 7) as f64 - 2.5).collect();
             let value = |logits: &[f64]| -> f64 {
-                let (scores, _, weights) = run(&routing, logits, &[0.0; 8]);
-                let of_scores = scores.iter().zip(of_mean.iter().cycle());
-                let more: f64 = of_scores.map(|(score, factor)| score * factor).sum();
-                let of_weights = weights.iter().zip(&factors).map(|(w, f)| w * f).sum::<f64>();
-                of_weights + if dmean.is_some() { more } else { 0.0 }
+                let (scores, _, weights, sums) = run(&routing, logits, &[0.0; 8]);
+                let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+                let of_token = |scores: &[f64]| dot(&routing.shares(scores), &of_shares);
+                let through_shares: f64 = scores.chunks(8).map(of_token).sum();
+                dot(&weights, &factors)
+                    + through_shares
+                    + log_sums.map_or(0.0, |factors| dot(&sums, factors))
             };
-            let (scores, chosen, _) = run(&routing, &logits, &[0.0; 8]);
+            let (scores, chosen, ..) = run(&routing, &logits, &[0.0; 8]);
             let mut dlogits = vec![0.0; logits.len()];
             let cpu = Cpu::serial();
-            backward(&cpu, &routing, &scores, &chosen, &factors, dmean, &mut dlogits);
+            let losses = LossGradients { shares: Some(&of_shares), log_sums };
+            backward(&cpu, &routing, &scores, &chosen, &factors, losses, &mut dlogits);
             for (n, found) in dlogits.iter().enumerate() {
                 let moved = |by: f64| {
                     let mut logits = logits.clone();

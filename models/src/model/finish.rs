@@ -5,8 +5,8 @@ use serde_yaml::{Location, Spanned};
 use super::params;
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
 use super::spec::{
-    Activation, Attention, ExpertChoice, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind, Numerics,
-    Positions, Router, Window,
+    Activation, Attention, AuxOver, ExpertChoice, Gelu, Mla, Mlp, ModelSpec, Moe, Norm, NormKind,
+    Numerics, Positions, Router, RouterLosses, Window,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
@@ -314,6 +314,7 @@ fn mixture(
         choice: expert_choice(check, raw, experts)?,
         tensors: raw.tensors,
         biased: or(&raw.biased, false),
+        losses: router_losses(check, raw)?,
         aux_loss: check.real(
             "aux_loss",
             &raw.aux_loss,
@@ -322,6 +323,23 @@ fn mixture(
             "valid: 0 or more, for example 0.01",
         )?,
     })
+}
+
+fn router_losses(check: &Checker<'_>, raw: &RawMoe) -> Result<RouterLosses, InputError> {
+    let over = or(&raw.aux_over, AuxOver::EachLayer);
+    let not_negative = |x: f64| (0.0..=1e6).contains(&x);
+    let help = "valid: 0 or more, for example 0.001";
+    let z_loss = check.real("z_loss", &raw.z_loss, 0.0, not_negative, help)?;
+    match &raw.z_loss {
+        Some(given) if z_loss > 0.0 && or(&raw.router, Router::Softmax) == Router::SigmoidBias => {
+            Err(check.refuse(
+                "z_loss",
+                given,
+                "valid: 0 with `router: sigmoid_bias`, whose scores have no log-sum-exp",
+            ))
+        }
+        _ => Ok(RouterLosses { over, z_loss }),
+    }
 }
 
 fn expert_choice(

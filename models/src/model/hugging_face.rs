@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use serde_yaml::{Location, Spanned};
 
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
-use super::spec::{Activation, ExpertTensors, Gelu, NormKind, Router};
+use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, NormKind, Router};
 use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
@@ -642,6 +642,8 @@ impl Reader<'_> {
             kept_groups: None,
             weight_scale: None,
             aux_loss: self.aux_loss(),
+            aux_over: implied(AuxOver::AllLayers),
+            z_loss: None,
             biased: None,
             tensors: ExpertTensors::Mlp,
         })

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_yaml::Spanned;
 
-use super::spec::{Activation, ExpertTensors, Gelu, NormKind, Router};
+use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, NormKind, Router};
 
 /// A value that may be left out.
 pub(super) type Maybe<T> = Option<Spanned<T>>;
@@ -144,6 +144,8 @@ pub(super) struct RawMoe {
     pub kept_groups: Maybe<u64>,
     pub weight_scale: Maybe<f64>,
     pub aux_loss: Maybe<f64>,
+    pub aux_over: Maybe<AuxOver>,
+    pub z_loss: Maybe<f64>,
     pub biased: Maybe<bool>,
     #[serde(skip)]
     pub tensors: ExpertTensors,

@@ -192,6 +192,9 @@ pub struct Moe {
     pub tensors: ExpertTensors,
     /// Weight of the load-balancing loss; 0 for none.
     pub aux_loss: f64,
+    /// What that loss counts, and the router's other loss.
+    #[serde(default, skip_serializing_if = "RouterLosses::is_usual")]
+    pub losses: RouterLosses,
     /// Whether experts have biases, and clamp the inputs of their activation (gpt-oss). Priced but
     /// not trained: no runtime layer has either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -223,6 +226,41 @@ impl ExpertChoice {
     fn is_usual(&self) -> bool {
         *self == Self::default()
     }
+}
+
+impl Moe {
+    /// Whether routers add to the loss.
+    pub fn has_losses(&self) -> bool {
+        self.aux_loss > 0.0 || self.losses.z_loss > 0.0
+    }
+}
+
+/// Losses of the router apart from the balance loss's weight. No time depends on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouterLosses {
+    /// Of which layers the balance loss is.
+    pub over: AuxOver,
+    /// Weight of the mean squared log-sum-exp of a router's logits (ST-MoE, arXiv 2202.08906,
+    /// equation 5); 0 for none.
+    pub z_loss: f64,
+}
+
+impl RouterLosses {
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Of which layers a load-balancing loss is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuxOver {
+    /// One for each layer, summed over layers (Switch Transformers, Megatron).
+    #[default]
+    EachLayer,
+    /// One for all layers' rows together (Hugging Face's Mixtral): of the global batch alone.
+    AllLayers,
 }
 
 /// How checkpoints name the tensors of experts.

@@ -228,6 +228,14 @@ impl StageLayout {
     }
 }
 
+/// Whether every forward pass of a pipeline rank comes before its first backward pass.
+pub fn forwards_come_first(passes: &[Pass]) -> bool {
+    let forward = |pass: &Pass| pass.kind == PassKind::F;
+    let backward = |pass: &Pass| matches!(pass.kind, PassKind::B | PassKind::BW);
+    let first = passes.iter().position(backward).unwrap_or(passes.len());
+    !passes[first..].iter().any(forward)
+}
+
 impl Schedule {
     /// Stages of the model: pipeline ranks times chunks, less where there are copies.
     pub fn stages(&self) -> usize {

@@ -310,6 +310,11 @@ impl ScheduleName {
         }
     }
 
+    /// Whether every forward pass of a pipeline rank comes before its first backward pass.
+    pub fn runs_forwards_first(self) -> bool {
+        matches!(self, Self::Naive | Self::GPipe | Self::LoopedBfs)
+    }
+
     /// Whether backward to weights has passes of its own.
     pub fn splits_backward(self) -> bool {
         !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera)

@@ -50,7 +50,8 @@ fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> 
 
 fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
     let d: &Decisions = &plan.decisions;
-    let aux_scope = r.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch);
+    let usual = AuxScope::usual(&plan.inputs.model);
+    let aux_scope = r.aux_scope.pinned().unwrap_or(usual);
     let numbers = [
         ("tp", &r.tp, d.tp),
         ("pp", &r.pp, d.pp),

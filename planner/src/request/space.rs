@@ -286,7 +286,7 @@ impl<'a> Space<'a> {
             moe_overlap: MoeOverlap::None,
             moe_overlap_degree: 1,
             capacity_factor: capacity,
-            aux_scope: self.restrictions.aux_scope.pinned().unwrap_or(AuxScope::GlobalBatch),
+            aux_scope: self.aux_scope(),
             dtype,
             offload: Offload::None,
             dp_reduction: unsearched.dp_reduction,
@@ -295,6 +295,10 @@ impl<'a> Space<'a> {
             post_validation: self.restrictions.wants_post_validation(),
             pass_times: None,
         }
+    }
+
+    fn aux_scope(&self) -> AuxScope {
+        self.restrictions.aux_scope.pinned().unwrap_or_else(|| AuxScope::usual(self.model))
     }
 
     /// Context-parallel styles, sequence parallelism on and off, the loss fused or not.
@@ -457,6 +461,8 @@ impl<'a> Space<'a> {
         let mut known = r.schedule.among(&ScheduleName::ALL);
         // Post-validation has nothing to overlap with where backward is not split.
         known.retain(|schedule| !d.post_validation || schedule.splits_backward());
+        let waits = d.aux_scope.needs_all_forwards(self.model);
+        known.retain(|schedule| !waits || schedule.runs_forwards_first());
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);

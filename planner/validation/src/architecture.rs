@@ -2,7 +2,9 @@
 //! empty.
 
 use super::row::{Reason, Row, required};
-use models::model::{self, ExpertChoice, ExpertTensors, ModelSpec, Moe, Positions, Router};
+use models::model::{
+    self, ExpertChoice, ExpertTensors, ModelSpec, Moe, Positions, Router, RouterLosses,
+};
 
 /// Part of a model's name (in any case), and the shipped model whose card applies; the first match
 /// counts.
@@ -83,6 +85,7 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         choice: ExpertChoice::default(),
         tensors: ExpertTensors::default(),
         aux_loss: 0.0,
+        losses: RouterLosses::default(),
         biased: false,
     });
     let top_k = required(row.top_k, "top_k")?;

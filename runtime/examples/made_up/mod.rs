@@ -29,6 +29,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
     let schedule = one_f_one_b(pp, MICRO_BATCHES).expect("a pipeline and micro-batches");
     TrainerSpec {
         experts: None,
+        router_losses: None,
         mesh: Mesh { tp: tp as u64, cp: 1, dp: 1, pp: pp as u64, order: RankOrder::DpInner },
         sequence_parallel,
         context: ContextParallel::NONE,

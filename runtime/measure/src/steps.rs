@@ -1,7 +1,9 @@
 //! Training steps on arbitrary data, to be timed.
 
 use direct::Direct;
-use models::decisions::{CpStyle, DpReduction, Offload, RankOrder, USUAL_BUCKET_MIB};
+use models::decisions::{
+    AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB,
+};
 use models::input::Source;
 use models::mesh::Mesh;
 use models::model::{ModelSpec, read};
@@ -59,6 +61,9 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
         model: model.clone(),
         mesh: Mesh { tp: tp as u64, cp: 1, dp: dp as u64, pp: 1, order: RankOrder::DpInner },
         experts: None,
+        aux_scope: AuxScope::MicroBatch,
+        moe_overlap: MoeOverlap::None,
+        moe_chunks: 1,
         sequence_parallel: false,
         fused_loss: false,
         cp_style: CpStyle::Zigzag,

@@ -219,8 +219,14 @@ impl dyn Communicator + '_ {
     /// ranks.
     #[track_caller]
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CommError> {
-        self.piece(&Kind::AllToAll, data)?;
-        self.ask(Kind::AllToAll, data.len(), data.to_vec())?.wait()
+        self.start_all_to_all(data.to_vec())?.wait()
+    }
+
+    /// The same, started.
+    #[track_caller]
+    pub fn start_all_to_all<T: Element>(&self, data: Vec<T>) -> Result<Request<T>, CommError> {
+        self.piece(&Kind::AllToAll, &data)?;
+        self.ask(Kind::AllToAll, data.len(), data)
     }
 
     /// Sends the next `send_counts[j]` elements of `data` to rank `j`; returns what arrived, in the

@@ -104,7 +104,17 @@ impl<'a, D: Device> DeviceGroup<'a, D> {
         memory: D::Memory<E>,
         send_counts: Vec<usize>,
     ) -> Result<D::Memory<E>, CommError> {
-        self.ask(Kind::AllToAllV { send_counts }, 0, memory)?.wait(self.device)
+        self.start_all_to_all_v(memory, send_counts)?.wait(self.device)
+    }
+
+    /// The same, started.
+    #[track_caller]
+    pub fn start_all_to_all_v<E: Element>(
+        &self,
+        memory: D::Memory<E>,
+        send_counts: Vec<usize>,
+    ) -> Result<DeviceRequest<D, E>, CommError> {
+        self.ask(Kind::AllToAllV { send_counts }, 0, memory)
     }
 
     /// Starts broadcasting `root`'s memory.

@@ -4,7 +4,7 @@ use super::placement::HeadPlacement;
 use super::tensor::{LogSumExp, Tensor};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{self, AttentionSaved, Context};
+use crate::ops::{self, AttentionSaved, Chunk, Context};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
@@ -13,6 +13,10 @@ pub struct Attention<P: HeadPlacement, const Q: usize, const KV: usize> {
     core: ops::Attention,
     placement: PhantomData<P>,
 }
+
+/// Sums over chunks of the gradients of queries, keys and values of `R` tokens.
+#[must_use]
+pub struct AttentionSums<D: Device, const R: usize>(pub(super) ops::AttentionSums<D>);
 
 /// What the backward pass reads: queries, keys, values, output, and log-sum-exp.
 pub type Saved<'a, D, P, const R: usize, const Q: usize, const KV: usize> = (
@@ -177,6 +181,63 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
         let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
         let [dq, dk, dv] = self.core.backward(ctx, &saved, da.buffer());
+        (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
+    }
+    /// Output of a chunk's queries, and the log-sum-exp of their scores. Queries, keys and values
+    /// are those of all tokens.
+    pub fn forward_chunk<D: Device, const R: usize, const PART: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, KV>,
+        v: &Tensor<D, P, R, KV>,
+    ) -> (Tensor<D, P, PART, Q>, LogSumExp<D>) {
+        let (q, k, v) = (q.buffer(), k.buffer(), v.buffer());
+        let (a, lse) = self.core.forward_chunk(ctx, chunk, q, k, v);
+        (Tensor::received(a), LogSumExp(Rc::new(lse)))
+    }
+
+    /// Sums of the gradients of queries, keys and values over chunks, 0 so far.
+    pub fn begin_sums<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, KV>,
+        v: &Tensor<D, P, R, KV>,
+    ) -> AttentionSums<D, R> {
+        AttentionSums(self.core.begin_sums(ctx, q.buffer(), k.buffer(), v.buffer()))
+    }
+
+    /// Adds the gradients of a chunk's queries, and their part in those of keys and values.
+    #[allow(clippy::type_complexity)]
+    pub fn add_to_sums<D: Device, const R: usize, const PART: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        (q, k, v, a, lse): (
+            &Tensor<D, P, R, Q>,
+            &Tensor<D, P, R, KV>,
+            &Tensor<D, P, R, KV>,
+            &Tensor<D, P, PART, Q>,
+            &LogSumExp<D>,
+        ),
+        da: &Tensor<D, P, PART, Q>,
+        sums: AttentionSums<D, R>,
+    ) -> AttentionSums<D, R> {
+        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
+        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
+        AttentionSums(self.core.add_to_sums(ctx, chunk, &saved, da.buffer(), sums.0))
+    }
+
+    /// The gradients of queries, keys and values.
+    #[allow(clippy::type_complexity)]
+    pub fn finish_sums<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        sums: AttentionSums<D, R>,
+    ) -> (Tensor<D, P, R, Q>, Tensor<D, P, R, KV>, Tensor<D, P, R, KV>) {
+        let [dq, dk, dv] = self.core.finish_sums(ctx, sums.0);
         (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
     }
 }

@@ -7,7 +7,7 @@ use super::placement::StreamPlacement;
 use super::tensor::Tensor;
 use crate::comm::CommError;
 use crate::device::{Device, Space};
-use crate::ops::{self, Context, Matrix, WeightWork};
+use crate::ops::{self, Chunk, Context, Matrix, WeightWork};
 use crate::stages::Held;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Division, Inventory};
@@ -32,6 +32,10 @@ pub struct Route<D: Space>(Rc<ops::Route<D>>);
 #[must_use]
 pub struct Copies<D: Space, const C: usize>(Rc<Buffer<D>>);
 
+/// Copies on their way to experts, or back.
+#[must_use = "an exchange that nobody waits for may never finish"]
+pub struct Going<D: Device, const C: usize>(ops::Going<D>);
+
 /// The gradient of each copy's weight.
 #[must_use]
 pub struct CopyNumbers<D: Space>(WideBuffer<D>);
@@ -45,19 +49,23 @@ pub struct Received<D: Space, const C: usize>(ops::Received<D>);
 pub struct Experts<const IN: usize, const OUT: usize>(ops::ExpertLinear);
 
 impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
-    /// Declares the router of this name.
+    /// Declares the router of layer `layer`. An expert takes at most `capacity_factor` times its
+    /// balanced share of a micro-batch's copies, those with the largest weights; all if `None`.
     ///
     /// # Panics
     /// It is for another number of experts.
     #[track_caller]
     pub fn declare(
         name: &str,
+        layer: usize,
         routing: Routing,
+        capacity_factor: Option<f64>,
         deviation: f64,
         inventory: &mut Inventory,
     ) -> Self {
         assert!(routing.experts == E, "a router for {} experts, not {E}", routing.experts);
-        let router = ops::Router::declare(name, C, routing, deviation, P::SPLIT, inventory);
+        let router = ops::Router::declare(name, layer, C, routing, deviation, P::SPLIT, inventory);
+        let router = ops::Router { capacity_factor, ..router };
         Self { router, placement: PhantomData }
     }
 
@@ -70,10 +78,36 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         ctx: &Context<'_, D>,
         h: &Tensor<D, P, R, C>,
     ) -> Result<Route<D>, CommError> {
-        self.router.route(ctx, h.buffer()).map(|route| Route(Rc::new(route)))
+        self.router.route(ctx, h.buffer(), Chunk::WHOLE).map(|route| Route(Rc::new(route)))
     }
 
-    /// The gradient of the logits, from that of the copies' weights.
+    /// The same of a chunk's rows.
+    ///
+    /// # Errors
+    /// As [`Self::route`].
+    pub fn route_chunk<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        h: &Tensor<D, P, R, C>,
+    ) -> Result<Route<D>, CommError> {
+        self.router.route(ctx, h.buffer(), chunk).map(|route| Route(Rc::new(route)))
+    }
+
+    /// Notes how rows load experts, for losses of routers.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn note_load<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        route: &Route<D>,
+    ) -> Result<(), CommError> {
+        self.router.note_load(ctx, &route.0)
+    }
+
+    /// The gradient of the logits, from that of the copies' weights and those of the router's
+    /// losses.
     ///
     /// # Errors
     /// A device that failed.
@@ -153,6 +187,54 @@ impl<D: Device> Route<D> {
         made: Received<D, C>,
     ) -> Result<Copies<D, C>, CommError> {
         self.0.combine(ctx, made.0).map(|copies| Copies(Rc::new(copies)))
+    }
+
+    /// Starts [`Self::dispatch`]; what follows runs meanwhile.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_dispatch<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        copies: Copies<D, C>,
+    ) -> Result<Going<D, C>, CommError> {
+        self.0.start_dispatch(ctx, ctx.own(copies.0)).map(Going)
+    }
+
+    /// What came of [`Self::start_dispatch`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_dispatch<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D, C>,
+    ) -> Result<Received<D, C>, CommError> {
+        self.0.finish_dispatch(ctx, going.0).map(Received)
+    }
+
+    /// Starts [`Self::combine`]; what follows runs meanwhile.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn start_combine<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        made: Received<D, C>,
+    ) -> Result<Going<D, C>, CommError> {
+        self.0.start_combine(ctx, made.0).map(Going)
+    }
+
+    /// What came of [`Self::start_combine`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn finish_combine<const C: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        going: Going<D, C>,
+    ) -> Result<Copies<D, C>, CommError> {
+        self.0.finish_combine(ctx, going.0).map(|copies| Copies(Rc::new(copies)))
     }
 
     /// The sum of each row's copies by their weights.

@@ -5,12 +5,13 @@
 //! these gradients: norm, down-projection and rotation pass partial sums on, and the layer's input
 //! gradient is reduced once, as that of any attention.
 
+use super::attention::AttentionSums;
 use super::linear::{FromRows, FusedRows, sealed};
 use super::placement::{GradientPlacement, HeadPlacement, Whole};
 use super::tensor::{LogSumExp, Statistics, Tensor};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{self, AttentionSaved, Context, Matrix, NormKind, WeightWork};
+use crate::ops::{self, AttentionSaved, Chunk, Context, Matrix, NormKind, WeightWork};
 use crate::state::params::Inventory;
 use kernels::Output;
 use std::marker::PhantomData;
@@ -375,5 +376,61 @@ impl<P: HeadPlacement, const Q: usize, const V: usize> LatentAttention<P, Q, V> 
         let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
         let [dq, dk, dv] = self.core.backward_around(ctx, &saved, da.buffer())?;
         Ok((Tensor::received(dq), Tensor::received(dk), Tensor::received(dv)))
+    }
+    /// Output of a chunk's queries, and the log-sum-exp of their scores. Queries, keys and values
+    /// are those of all tokens.
+    pub fn forward_chunk<D: Device, const R: usize, const PART: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, Q>,
+        v: &Tensor<D, P, R, V>,
+    ) -> (Tensor<D, P, PART, V>, LogSumExp<D>) {
+        let (q, k, v) = (q.buffer(), k.buffer(), v.buffer());
+        let (a, lse) = self.core.forward_chunk(ctx, chunk, q, k, v);
+        (Tensor::received(a), LogSumExp(Rc::new(lse)))
+    }
+
+    /// Sums of the gradients of queries, keys and values over chunks, 0 so far.
+    pub fn begin_sums<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, Q>,
+        v: &Tensor<D, P, R, V>,
+    ) -> AttentionSums<D, R> {
+        AttentionSums(self.core.begin_sums(ctx, q.buffer(), k.buffer(), v.buffer()))
+    }
+
+    /// Adds the gradients of a chunk's queries, and their part in those of keys and values.
+    #[allow(clippy::type_complexity)]
+    pub fn add_to_sums<D: Device, const R: usize, const PART: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+        (q, k, v, a, lse): (
+            &Tensor<D, P, R, Q>,
+            &Tensor<D, P, R, Q>,
+            &Tensor<D, P, R, V>,
+            &Tensor<D, P, PART, V>,
+            &LogSumExp<D>,
+        ),
+        da: &Tensor<D, P, PART, V>,
+        sums: AttentionSums<D, R>,
+    ) -> AttentionSums<D, R> {
+        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
+        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
+        AttentionSums(self.core.add_to_sums(ctx, chunk, &saved, da.buffer(), sums.0))
+    }
+
+    /// The gradients of queries, keys and values.
+    pub fn finish_sums<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        sums: AttentionSums<D, R>,
+    ) -> LatentGradients<D, P, R, Q, V> {
+        let [dq, dk, dv] = self.core.finish_sums(ctx, sums.0);
+        (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
     }
 }

@@ -58,11 +58,14 @@ mod norm;
 mod placement;
 mod tensor;
 
-pub use crate::ops::{Context, Gradients, Matrix, VocabTable, WeightWork};
+pub use crate::ops::{
+    BalanceOver, BalanceScope, Chunk, Context, Gradients, Matrix, RouterLosses, VocabTable,
+    WeightWork,
+};
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
-pub use attention::{Attention, Saved};
+pub use attention::{Attention, AttentionSums, Saved};
 pub use embedding::{Positions, TokenEmbedding};
-pub use experts::{Copies, CopyNumbers, Experts, Received, Route, Router};
+pub use experts::{Copies, CopyNumbers, Experts, Going, Received, Route, Router};
 pub use fused_loss::{FusedLoss, OutputLayer};
 pub use group::{Group, InFlight};
 pub use head_norm::HeadNorm;

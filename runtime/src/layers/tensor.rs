@@ -2,7 +2,7 @@
 
 use super::placement::StreamPlacement;
 use crate::device::{Device, Space};
-use crate::ops::{Context, Residual, Statistics as RowStatistics};
+use crate::ops::{Chunk, Context, Residual, Statistics as RowStatistics};
 use crate::stages::{Held, Shared};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::SharedBuffer;
@@ -57,6 +57,29 @@ impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
     /// Its buffer; a copy if others share it.
     pub fn into_buffer(self, ctx: &Context<'_, D>) -> Buffer<D> {
         ctx.own(self.buffer)
+    }
+
+    /// The rows of a chunk.
+    pub fn chunk<const PART: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Chunk,
+    ) -> Tensor<D, P, PART, C> {
+        Tensor::received(ctx.chunk_of(&self.buffer, chunk))
+    }
+
+    /// The rows of all chunks, one after the other.
+    pub fn joined<const PART: usize>(
+        ctx: &Context<'_, D>,
+        parts: &[&Tensor<D, P, PART, C>],
+    ) -> Self {
+        let parts: Vec<&Buffer<D>> = parts.iter().map(|part| part.buffer()).collect();
+        Self::received(ctx.joined(&parts))
+    }
+
+    /// `self + y`, in its own place.
+    pub fn add(self, ctx: &Context<'_, D>, y: &Self) -> Self {
+        self.changed(ctx, |x| ctx.device.add(y.buffer().view(), x.view_mut()))
     }
 
     /// Works in place, on a copy if others share it.

@@ -2,8 +2,9 @@
 
 use super::around::ContextRanks;
 use super::experts::ExpertRanks;
+use super::router_losses::RouterLog;
 use crate::comm::{CommError, Communicator};
-use crate::device::{Device, Space};
+use crate::device::{Device, Space, Stored};
 use crate::state::buffer::{Buffer, Pools, WideBuffer};
 use crate::state::params::SharedBuffer;
 use crate::state::weights::{Sharing, WeightView, Weights};
@@ -150,6 +151,8 @@ pub struct Context<'a, D: Space> {
     pub cp: ContextRanks<'a>,
     /// The ranks among which experts are divided, if there are any.
     pub experts: Option<ExpertRanks<'a>>,
+    /// What routers choose, if any loss depends on it.
+    pub routers: Option<&'a RouterLog>,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// The weights that can be read.
@@ -269,10 +272,10 @@ impl<'a, D: Device> Context<'a, D> {
     ///
     /// # Errors
     /// The device has failed.
-    pub(super) fn widened(&self, x: &Buffer<D>) -> Result<Vec<D::Wide>, CommError> {
-        let mut wide = self.wide(x.len());
+    pub(super) fn widened(&self, x: Stored<'_, D>, len: usize) -> Result<Vec<D::Wide>, CommError> {
+        let mut wide = self.wide(len);
         self.device.fill(wide.view_mut(), D::Wide::ZERO);
-        self.device.accumulate(x.view(), wide.view_mut());
+        self.device.accumulate(x, wide.view_mut());
         Ok(self.device.download(wide.view())?)
     }
 

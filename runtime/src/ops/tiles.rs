@@ -4,6 +4,7 @@
 //! sequence is several documents, attention is one call for each tile.
 
 use super::attention::Attention;
+use super::chunks::Chunk;
 use super::context::Context;
 use crate::device::Device;
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
@@ -61,6 +62,40 @@ impl Attention {
                     }
                 }
             }
+        }
+        tiles
+    }
+}
+
+impl Attention {
+    /// The tiles of a chunk's queries over whole sequences, each with its rows among the chunk's.
+    pub(super) fn tiles_of<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        heads: [usize; 2],
+        chunk: Chunk,
+    ) -> Vec<(Tile, Range<usize>)> {
+        let (batch, whole) = (ctx.batch, self.shape(ctx, heads));
+        let one = [0..batch.seq_len];
+        let (mut tiles, mut first) = (Vec::new(), 0);
+        for run in ctx.runs_of(chunk) {
+            for sequence in 0..batch.sequences {
+                let begin = sequence * batch.seq_len;
+                let documents = batch.documents.get(sequence).map_or(&one[..], Vec::as_slice);
+                for document in documents {
+                    let start = run.start.max(begin + document.start);
+                    let end = run.end.min(begin + document.end);
+                    if start >= end {
+                        continue;
+                    }
+                    let (queries, keys) = (start - begin..end - begin, document.start..end - begin);
+                    let shape = of_runs(whole, sequence, &queries, &keys);
+                    let keys = begin + keys.start..begin + keys.end;
+                    let own = first + start - run.start..first + end - run.start;
+                    tiles.push((Tile { shape, queries: start..end, keys }, own));
+                }
+            }
+            first += run.len();
         }
         tiles
     }

@@ -5,7 +5,7 @@ use crate::comm::CommError;
 use crate::device::Device;
 use crate::spec::TrainerSpec;
 use crate::state::checkpoint::Tensors;
-use crate::state::params::{ByDivision, Division, HeldParameter, Inventory, Member};
+use crate::state::params::{ByDivision, Declaration, Division, HeldParameter, Inventory, Member};
 use crate::state::shards::{Shards, Slice};
 use kernels::Real;
 use models::mesh::{Coordinates, ExpertPlace};
@@ -82,17 +82,18 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     /// Gathers whole tensors on rank 0. Every contributing rank sends what it updates of the
-    /// parameters that it counts. Rank 0 can declare what the others hold, and so knows where each
-    /// part belongs.
+    /// parameters that it counts, if they are `wanted`. Rank 0 can declare what the others hold, and
+    /// so knows where each part belongs.
     pub(super) fn whole(
         &self,
+        wanted: impl Fn(&Declaration) -> bool,
         read: impl Fn(&Slice) -> Result<Vec<D::Wide>, CommError>,
     ) -> Result<Option<Tensors<D::Wide>>, CommError> {
         const TAG: u64 = 1 << 61;
         let world = &self.groups.world;
         let contributes = self.contributes(self.groups.at);
         let mut own = Vec::new();
-        for slice in contributed(&self.shards, &self.inventory, contributes) {
+        for slice in contributed(&self.shards, &self.inventory, contributes, &wanted) {
             own.extend(read(slice)?);
         }
         if world.rank() > 0 {
@@ -117,7 +118,7 @@ impl<D: Device> Fixed<'_, D> {
                 Member { rank: rank % of, of }
             };
             let shards = Shards::new(&theirs, self.spec.zero, ByDivision::each(member));
-            let slices: Vec<&Slice> = contributed(&shards, &theirs, contributes).collect();
+            let slices: Vec<&Slice> = contributed(&shards, &theirs, contributes, &wanted).collect();
             let count = slices.iter().map(|slice| slice.whole.len()).sum();
             let told = match (rank, own.take()) {
                 (0, Some(own)) => own,
@@ -148,10 +149,11 @@ fn contributed<'a>(
     shards: &'a Shards,
     inventory: &'a Inventory,
     contributes: ByDivision<bool>,
+    wanted: impl Fn(&Declaration) -> bool,
 ) -> impl Iterator<Item = &'a Slice> {
-    let wanted = move |slice: &&Slice| {
-        let held = &inventory.all()[slice.held];
-        held.counted && contributes.of(held.declaration.division)
+    let sent = move |slice: &&Slice| {
+        let HeldParameter { counted, declaration, .. } = &inventory.all()[slice.held];
+        *counted && contributes.of(declaration.division) && wanted(declaration)
     };
-    shards.updated().iter().filter(wanted)
+    shards.updated().iter().filter(sent)
 }

@@ -13,14 +13,14 @@ use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
 use crate::groups::{ExpertGroups, Groups};
-use crate::ops::{ContextRanks, DropoutDraws, TokenIds, VocabularyShard};
+use crate::ops::{ContextRanks, DropoutDraws, RouterLog, TokenIds, VocabularyShard};
 use crate::spec::Reduction;
 use crate::spec::{OptimizerMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
 use crate::state::gradients::GradientStore;
-use crate::state::params::{ByDivision, HeldParameter, Inventory, Member};
+use crate::state::params::{ByDivision, Declaration, Gradient, HeldParameter, Inventory, Member};
 use crate::state::shards::Shards;
 use crate::state::weights::Weights;
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
@@ -34,13 +34,15 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
-use sums::{mean, root};
+use sums::{Losses, root};
 
 /// Result of a step's gradients, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct StepResult {
     /// Mean cross-entropy of the iteration's tokens, before the update.
     pub loss: f64,
+    /// What routers add to it, by weight.
+    pub aux_loss: f64,
     /// Tokens with a label.
     pub valid_tokens: u64,
     /// Norm over all parameters, before clipping.
@@ -61,6 +63,8 @@ struct Fixed<'a, D: Space> {
     /// This rank's rows of a vocabulary split over the pipeline.
     shard: Option<VocabularyShard>,
     inventory: Inventory,
+    /// What routers choose in a step, if any loss depends on it.
+    routers: Option<RouterLog>,
     /// How replicas share this rank's state.
     shards: Rc<Shards>,
     reduction: Reduction,
@@ -126,6 +130,7 @@ impl<'a, D: Device> Rank<'a, D> {
             state,
             pending: None,
             fixed: Fixed {
+                routers: RouterLog::new(&spec),
                 spec,
                 declared_by,
                 groups,
@@ -297,10 +302,11 @@ impl<'a, D: Device> Rank<'a, D> {
             }
         };
         let loss_sum = fixed.device.read(&done.loss).map_err(CommError::from)?;
-        let loss = mean(fixed.start_loss(loss_sum)?, valid_tokens)?;
+        let losses = fixed.start_losses(loss_sum)?.wait(valid_tokens)?;
         let norm = root(fixed.start_norm(&done.squares)?)?;
         let outcome = Outcome { loss_sum, ..done.outcome.clone() };
-        Ok(StepResult { loss, valid_tokens, norm, outcome, reductions: done.reductions.clone() })
+        let (Losses { mean: loss, aux: aux_loss }, reductions) = (losses, done.reductions.clone());
+        Ok(StepResult { loss, aux_loss, valid_tokens, norm, outcome, reductions })
     }
 
     /// Runs step `step` and proposes its update without waiting for its gradient norm. The step's
@@ -338,14 +344,14 @@ impl<'a, D: Device> Rank<'a, D> {
         };
         let Self { fixed, state, gradients, .. } = self;
         fixed.sum_over_ranks(gradients.sums_mut())?;
-        let loss_sum = fixed.start_loss(outcome.loss_sum)?;
+        let losses = fixed.start_losses(outcome.loss_sum)?;
         let squares = fixed.start_norm(&fixed.squares(gradients.sums()))?;
         let adamw = state.next_step(optimizer, lr, 1.0);
         state.propose(fixed, optimizer, &adamw, gradients.sums())?;
         let optimizer = *optimizer;
         self.pending = Some(PendingUpdate {
             squares,
-            loss_sum,
+            losses,
             optimizer,
             adamw,
             valid_tokens,
@@ -412,13 +418,14 @@ impl<'a, D: Device> Rank<'a, D> {
         Ok(state.update(fixed, optimizer, &adamw, gradients.sums())?)
     }
 
-    /// The model's whole gradients on world rank 0; `None` on the others.
+    /// The whole gradients of what is trained, on world rank 0; `None` on the others.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn whole_gradients(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         let sums = self.gradients.sums();
-        self.fixed.whole(|slice| Ok(self.fixed.device.download(sums.get(slice))?))
+        let trained = |of: &Declaration| of.gradient != Gradient::None;
+        self.fixed.whole(trained, |slice| Ok(self.fixed.device.download(sums.get(slice))?))
     }
 
     /// The model's whole weights on world rank 0; `None` on the others.
@@ -427,7 +434,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Those of any collective call.
     pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
         let device = &self.fixed.device;
-        self.fixed.whole(|slice| self.state.read(device, slice))
+        self.fixed.whole(|_| true, |slice| self.state.read(device, slice))
     }
 }
 
@@ -458,6 +465,8 @@ impl<D: Device> Fixed<'_, D> {
             pp: &*self.groups.pp,
             sharing: self.groups.sharing(),
             experts: self.groups.experts.as_ref().map(ExpertGroups::ranks),
+            routers: self.routers.as_ref(),
+            world: &*self.groups.world,
             prefetch: self.reduction != Reduction::AtEnd,
             stages: &self.stages,
             vocab: match (&self.shard, &self.groups.vocab) {
@@ -472,12 +481,15 @@ impl<D: Device> Fixed<'_, D> {
         Reducer::new(&self.device, &self.groups, self.reduction)
     }
 
-    /// Input of a step's passes.
+    /// Input of a step's passes, which nothing of the step before outlives.
     fn given<'b>(
         &'b self,
         weights: &'b Weights<D>,
         inputs: &'b StepInputs<D>,
     ) -> PassInputs<'b, D> {
+        if let Some(routers) = &self.routers {
+            routers.clear();
+        }
         let p = self.spec.dropout;
         let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });
         PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }

@@ -1,7 +1,7 @@
 //! Weights and optimizer state, and how a step changes them.
 
 use super::host_optimizer::HostOptimizer;
-use super::sums::{mean, root};
+use super::sums::{Losses, PendingLosses, root};
 use super::{Fixed, StepResult};
 use crate::comm::{CommError, Request};
 use crate::device::{Device, Parameter, Proposal, Space, Target, WideMut};
@@ -46,7 +46,7 @@ impl Optimizer {
 pub(super) struct PendingUpdate {
     /// The squared norm, summed over the tensor-parallel group, in flight over the pipeline.
     pub(super) squares: Request<f64>,
-    pub(super) loss_sum: Request<f64>,
+    pub(super) losses: PendingLosses,
     pub(super) optimizer: Optimizer,
     /// The proposed update, without clipping.
     pub(super) adamw: AdamW,
@@ -304,7 +304,8 @@ impl PendingUpdate {
         completed: &mut u64,
     ) -> Result<(StepResult, bool), CommError> {
         let Self { valid_tokens, outcome, reductions, optimizer, adamw, .. } = self;
-        let (loss, norm) = (mean(self.loss_sum, valid_tokens)?, root(self.squares)?);
+        let (losses, norm) = (self.losses.wait(valid_tokens)?, root(self.squares)?);
+        let Losses { mean: loss, aux: aux_loss } = losses;
         let gradient_scale = optimizer.gradient_scale(norm);
         let finite = norm.is_finite() && loss.is_finite();
         if let (true, OptimizerState::OnDevice { exact: Some(exact), moments }) = (finite, state) {
@@ -315,7 +316,7 @@ impl PendingUpdate {
             *completed += 1;
         }
         let right = finite && gradient_scale == adamw.gradient_scale;
-        Ok((StepResult { loss, valid_tokens, norm, outcome, reductions }, right))
+        Ok((StepResult { loss, aux_loss, valid_tokens, norm, outcome, reductions }, right))
     }
 }
 

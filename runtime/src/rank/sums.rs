@@ -4,6 +4,7 @@ use super::Fixed;
 use crate::comm::{CommError, Op, Request};
 use crate::device::{Device, DeviceGroup};
 use crate::groups::ExpertGroups;
+use crate::ops::RouterLog;
 use crate::state::params::{ByDivision, Gradient, HeldParameter, Store};
 use crate::state::shards::Slice;
 use crate::step::executor::copy_tag;
@@ -137,11 +138,14 @@ impl<D: Device> Fixed<'_, D> {
         }
     }
 
-    /// Starts summing the global batch's losses over the ranks that hold the output layer.
-    pub(super) fn start_loss(&self, loss_sum: f64) -> Result<Request<f64>, CommError> {
+    /// Starts summing the global batch's losses over the ranks that hold the output layer, and
+    /// those of routers over all.
+    pub(super) fn start_losses(&self, loss_sum: f64) -> Result<PendingLosses, CommError> {
         // All tensor-parallel ranks know the same losses; one of them contributes.
         let sum = if self.groups.tp.rank() == 0 { loss_sum } else { 0.0 };
-        self.groups.world.start_all_reduce(vec![sum], Op::Sum)
+        let aux = self.routers.as_ref().map(RouterLog::value);
+        let sums = std::iter::once(sum).chain(aux).collect();
+        self.groups.world.start_all_reduce(sums, Op::Sum).map(PendingLosses)
     }
 
     /// Sum of squares of the gradients in this rank's pieces; each element of the model is in the
@@ -190,15 +194,26 @@ fn packed<D: Device>(device: &D, from: &Store<D>, places: &[Range<usize>]) -> D:
     all
 }
 
-/// A sum over the global batch, divided by its valid tokens.
-pub(super) fn mean(sum: Request<f64>, valid_tokens: u64) -> Result<f64, CommError> {
-    Ok(only(sum)? / valid_tokens.max(1) as f64)
+/// Losses of a step while they are summed.
+pub(super) struct PendingLosses(Request<f64>);
+
+/// Losses of a step.
+pub(super) struct Losses {
+    /// Of the global batch's valid tokens.
+    pub mean: f64,
+    /// Of routers, by weight.
+    pub aux: f64,
+}
+
+impl PendingLosses {
+    pub(super) fn wait(self, valid_tokens: u64) -> Result<Losses, CommError> {
+        let sums = self.0.wait()?;
+        let sum = sums.first().copied().unwrap_or(f64::NAN);
+        let aux = sums.get(1).copied().unwrap_or(0.0);
+        Ok(Losses { mean: sum / valid_tokens.max(1) as f64, aux })
+    }
 }
 
 pub(super) fn root(squares: Request<f64>) -> Result<f64, CommError> {
-    Ok(only(squares)?.sqrt())
-}
-
-fn only(request: Request<f64>) -> Result<f64, CommError> {
-    Ok(request.wait()?.first().copied().unwrap_or(f64::NAN))
+    Ok(squares.wait()?.first().copied().unwrap_or(f64::NAN).sqrt())
 }

@@ -1,6 +1,6 @@
 //! Gradients of a rank's parameters while they are added up.
 
-use super::params::{HeldParameter, Inventory, ParameterSlice, Store};
+use super::params::{Gradient, HeldParameter, Inventory, ParameterSlice, Store};
 use super::shards::Shards;
 use crate::device::{Device, Space, WideMut};
 use kernels::Real;
@@ -16,7 +16,7 @@ pub struct GradientStore<D: Space> {
     sums: Store<D>,
     /// Memory of open units, padded.
     open: Vec<Option<D::Memory<D::Wide>>>,
-    /// Whether each parameter was ever asked for to be written.
+    /// Whether each parameter was ever asked for to be written, or is not trained.
     written: Vec<bool>,
 }
 
@@ -31,7 +31,7 @@ impl<D: Device> GradientStore<D> {
             shards: shards.clone(),
             sums,
             open: shards.units().iter().map(|_| None).collect(),
-            written: vec![false; inventory.all().len()],
+            written: inventory.all().iter().map(is_untrained).collect(),
         }
     }
 
@@ -82,6 +82,10 @@ impl<D: Device> GradientStore<D> {
         let mut all = inventory.all().iter().zip(&self.written);
         all.find(|(_, written)| !**written).map(|(held, _)| held)
     }
+}
+
+fn is_untrained(held: &HeldParameter) -> bool {
+    held.declaration.gradient == Gradient::None
 }
 
 /// Where work on weights adds its gradients.

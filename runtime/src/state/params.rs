@@ -59,6 +59,8 @@ pub enum Gradient {
     Whole,
     /// A partial sum, to be summed over the ranks that hold the same elements.
     Partial,
+    /// None: training leaves the tensor as it is. Its gradient is 0, and a vector does not decay.
+    None,
 }
 
 /// Which ranks divide a tensor, and so which hold the same of it: its replicas.

@@ -68,6 +68,7 @@ mod tests {
         TrainerSpec {
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
             experts: None,
+            router_losses: None,
             sequence_parallel: false,
             context: ContextParallel::NONE,
             micro_batch: 1,

@@ -98,8 +98,8 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         let metrics = Metrics {
             step,
             loss: result.loss,
-            aux_loss: 0.0,
-            total_loss: result.loss,
+            aux_loss: result.aux_loss,
+            total_loss: result.loss + result.aux_loss,
             grad_norm: result.norm,
             lr,
             tokens_per_s: spec.tokens() as f64 / step_s,

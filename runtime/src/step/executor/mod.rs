@@ -12,8 +12,8 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    Context, ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, ShardKept, Sharded,
-    VocabularyShard, WeightWork,
+    Context, ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, RouterLog, ShardKept,
+    Sharded, VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
@@ -52,6 +52,10 @@ pub struct Executor<'a, D: Space> {
     pub sharing: Sharing<'a>,
     /// The ranks among which experts are divided, if there are any.
     pub experts: Option<ExpertRanks<'a>>,
+    /// What routers choose, if any loss depends on it.
+    pub routers: Option<&'a RouterLog>,
+    /// All ranks.
+    pub world: &'a dyn Communicator,
     /// Whether the next unit's weights are gathered while one unit computes.
     pub prefetch: bool,
     /// This pipeline rank's stages, by chunk.
@@ -359,6 +363,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             tp: executor.tp,
             cp: executor.cp,
             experts: executor.experts,
+            routers: executor.routers,
             sequence_parallel: executor.spec.sequence_parallel,
             weights: weights.resident(executor.device)?,
             sharded,
@@ -426,6 +431,9 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
         let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
+        if let Some(routers) = self.executor.routers {
+            routers.sum_over(self.executor.world)?;
+        }
         let ctx = self.context(pass)?;
         ctx.sharded.start(ctx.device)?;
         let dy = match self.is_last(stage) {
