@@ -74,7 +74,8 @@ fn latent(model: &ModelSpec, mla: Mla, heads: &LocalHeads) -> Vec<Held> {
             down("q down", "q down bias", rank).chain(up).collect()
         }
     };
-    tensors.extend(down("kv down", "kv down bias", mla.kv_rank + mla.rope_dim));
+    tensors.extend(down("kv down", "kv down bias", mla.kv_rank));
+    tensors.extend(down("k rotary", "k rotary bias", mla.rope_dim));
     let up = heads.heads * (model.attention.head_dim + heads.v_dim);
     tensors.extend([held("kv latent norm", &[mla.kv_rank]), held("kv up", &[up, mla.kv_rank])]);
     tensors

@@ -8,6 +8,7 @@ use models::decisions::{
     AuxScope, CpStyle, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
     RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
+use models::model::ModelSpec;
 use models::placement::{RecomputeCounts, Stage, StageMemory, VocabShare};
 use models::program::{Program, Recompute, unsupported_model};
 use models::schedule::{PassTimes, ScheduleName, VocabPasses};
@@ -136,8 +137,9 @@ fn what_cannot_be_run_is_refused_by_name() {
     scaled.numerics.unknown = vec!["rope_scaling".to_owned()];
     let text = Program::new(&scaled, &decisions(), &stages()).unwrap_err().to_string();
     assert!(text.contains("rope_scaling"), "{text}");
-    let of_latents =
-        |model| unsupported_model(model).iter().any(|what| what.decision == "model.mla");
+    let of_latents = |model: &ModelSpec| {
+        unsupported_model(model).iter().any(|what| what.decision == "model.mla")
+    };
     let mut latent = model("deepseek_v3");
     assert!(!of_latents(&latent));
     latent.attention.qk_norm = true;

@@ -417,6 +417,9 @@ fn pieces_cover_every_tensor_of_the_checkpoint_once() {
             assert!(counts.iter().all(|&count| count == 1), "{} {key:?}", run.what);
         }
         let case = run.what.split(' ').next().unwrap_or_default();
+        if !has_weights(case) {
+            continue;
+        }
         let file =
             runtime::state::checkpoint::TensorFile::open(&folder(case).join("model.safetensors"));
         let mut names = file.expect("the case has it").names();

@@ -9,7 +9,7 @@
 use super::builder::Builder;
 use super::feed_forward::LaterWeights;
 use super::op::{FieldIndex, Op, Value};
-use super::{FieldKind, Matrix, Placement, Rows, TensorNames, Type, Width};
+use super::{FieldKind, LatentNames, Matrix, Placement, Rows, TensorNames, Type, Width};
 use models::model::{Mla, ModelSpec};
 
 /// Fields of latent attention.
@@ -23,6 +23,7 @@ pub(super) struct Latent {
     kv_up: FieldIndex,
 }
 
+#[derive(Clone, Copy)]
 enum Query {
     Direct(FieldIndex),
     Latent { down: Down, up: FieldIndex },
@@ -59,6 +60,62 @@ struct Down {
     norm: FieldIndex,
 }
 
+/// Declares the fields of latent attention.
+struct Fields<'a, 'b> {
+    b: &'a mut Builder<'b>,
+    /// Whether checkpoints store matrices `[in, out]`.
+    transposed: bool,
+    /// Whether down-projections have biases.
+    bias: bool,
+}
+
+impl Fields<'_, '_> {
+    fn matrix(&self, tensor: &'static str, blocks: &[Width]) -> Matrix {
+        let (blocks, transposed) = (blocks.to_vec(), self.transposed);
+        Matrix { tensor, blocks, transposed, bias: false, adds_to_stream: false }
+    }
+
+    /// A block of a down-projection.
+    fn down(
+        &mut self,
+        name: &'static str,
+        tensor: &'static str,
+        blocks: &[Width],
+        block: usize,
+    ) -> FieldIndex {
+        let matrix = Matrix { bias: self.bias, ..self.matrix(tensor, blocks) };
+        self.b.field(name, FieldKind::Down { matrix, block, outputs: blocks[block] })
+    }
+
+    fn norm(&mut self, name: &'static str, tensor: &'static str, width: Width) -> FieldIndex {
+        self.b.field(name, FieldKind::LatentNorm { tensor, width })
+    }
+
+    fn up(
+        &mut self,
+        name: &'static str,
+        tensor: &'static str,
+        inputs: Width,
+        outputs: Width,
+    ) -> FieldIndex {
+        let matrix = self.matrix(tensor, &[outputs]);
+        self.b.field(name, FieldKind::Up { matrix, inputs, outputs })
+    }
+
+    fn query(&mut self, mla: Mla, tensors: LatentNames) -> Query {
+        let (width, outputs) = (Width::QueryLatent, Width::Query);
+        if mla.q_rank.is_none() {
+            let matrix = self.matrix(tensors.q, &[outputs]);
+            let field = FieldKind::Column { matrix, block: 0, outputs };
+            return Query::Direct(self.b.field("q", field));
+        }
+        let matrix = self.down("q_down", tensors.q_down, &[width], 0);
+        let norm = self.norm("q_norm", tensors.q_norm, width);
+        let down = Down { name: "q", width, matrix, norm };
+        Query::Latent { down, up: self.up("q_up", tensors.q_up, width, outputs) }
+    }
+}
+
 impl Latent {
     /// The fields, attention's core, and its output matrix.
     pub(super) fn fields(
@@ -68,48 +125,17 @@ impl Latent {
         names: TensorNames,
     ) -> (Self, FieldIndex, FieldIndex) {
         let tensors = TensorNames::latent();
-        let matrix = |tensor, blocks: &[Width], bias, adds_to_stream| Matrix {
-            tensor,
-            blocks: blocks.to_vec(),
-            transposed: names.is_gpt2(),
-            bias,
-            adds_to_stream,
-        };
         let bias = model.attention.qkv_bias;
-        let mut down = |name, tensor, blocks: &[Width], block: usize| {
-            let matrix = matrix(tensor, blocks, bias, false);
-            b.field(name, FieldKind::Down { matrix, block, outputs: blocks[block] })
-        };
-        let q_blocks = [Width::QueryLatent];
-        let q_down = mla.q_rank.map(|_| down("q_down", tensors.q_down, &q_blocks, 0));
-        let kv_blocks = [Width::KeyValueLatent, Width::Rotary];
-        let [kv_matrix, k_rotary] = [("kv_down", 0), ("k_rotary", 1)]
-            .map(|(name, block)| down(name, tensors.kv_down, &kv_blocks, block));
-        let norm = |tensor, width| FieldKind::LatentNorm { tensor, width };
-        let up = |tensor, inputs, outputs| {
-            let matrix = matrix(tensor, &[outputs], false, false);
-            FieldKind::Up { matrix, inputs, outputs }
-        };
-        let query = match q_down {
-            None => {
-                let matrix = matrix(tensors.q, &[Width::Query], false, false);
-                let outputs = Width::Query;
-                Query::Direct(b.field("q", FieldKind::Column { matrix, block: 0, outputs }))
-            }
-            Some(matrix) => {
-                let width = Width::QueryLatent;
-                let norm = b.field("q_norm", norm(tensors.q_norm, width));
-                let down = Down { name: "q", width, matrix, norm };
-                Query::Latent { down, up: b.field("q_up", up(tensors.q_up, width, Width::Query)) }
-            }
-        };
-        let width = Width::KeyValueLatent;
-        let kv_norm = b.field("kv_norm", norm(tensors.kv_norm, width));
-        let kv = Down { name: "kv", width, matrix: kv_matrix, norm: kv_norm };
-        let kv_up = up(tensors.kv_up, Width::KeyValueLatent, Width::UpProjected);
-        let kv_up = b.field("kv_up", kv_up);
+        let mut fields = Fields { b, transposed: names.is_gpt2(), bias };
+        let query = fields.query(mla, tensors);
+        let (width, blocks) = (Width::KeyValueLatent, [Width::KeyValueLatent, Width::Rotary]);
+        let matrix = fields.down("kv_down", tensors.kv_down, &blocks, 0);
+        let k_rotary = fields.down("k_rotary", tensors.kv_down, &blocks, 1);
+        let norm = fields.norm("kv_norm", tensors.kv_norm, width);
+        let kv = Down { name: "kv", width, matrix, norm };
+        let kv_up = fields.up("kv_up", tensors.kv_up, width, Width::UpProjected);
         let [_, _, _, out] = names.attention();
-        let matrix = matrix(out, &[], false, true);
+        let matrix = Matrix { adds_to_stream: true, ..fields.matrix(out, &[]) };
         let out = b.field("out", FieldKind::Row { matrix, inputs: Width::Value });
         let core = b.field("attention", FieldKind::LatentAttention);
         (Self { query, kv, k_rotary, kv_up }, core, out)
@@ -159,12 +185,13 @@ impl Latent {
         let [dq, dkv, drotary] = Self::backward_heads(b, core, gradients);
         let later = |field, x, dy| LaterWeights { field, x, dy };
         let mut weights = Vec::new();
-        let (field, dy) = match (&self.query, made.q) {
-            (Query::Latent { down, up }, Some(normed)) => {
-                weights.push(later(*up, Some(normed.latent), dq));
-                (down.matrix, down.backward(b, normed, *up, dq))
+        let (field, dy) = match (self.query, made.q) {
+            (Query::Direct(field), _) => (field, dq),
+            (Query::Latent { down, up }, normed) => {
+                let normed = normed.expect("the forward pass made it");
+                weights.push(later(up, Some(normed.latent), dq));
+                (down.matrix, down.backward(b, normed, up, dq))
             }
-            (Query::Latent { up: field, .. } | Query::Direct(field), _) => (*field, dq),
         };
         weights.push(later(field, None, dy));
         let dh = b.op("dpart", part, |to| Op::BackwardInput { field, dy, to });

@@ -21,7 +21,7 @@ mod recompute;
 mod sizes;
 
 pub use ends::{Shard, Table};
-pub use names::TensorNames;
+pub use names::{LatentNames, TensorNames};
 pub use op::{Heads, Op, Reduction, Step, Value};
 pub use recompute::Restore;
 pub use sizes::{Norm, Sizes};

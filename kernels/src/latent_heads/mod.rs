@@ -52,7 +52,8 @@ impl LatentHeads {
         self.content + self.value
     }
 
-    /// Panics if there are no heads, or they have no rotated part or no values, or a tensor has the wrong length.
+    /// Panics if there are no heads, they have no rotated part or no values, or a tensor has the
+    /// wrong length.
     #[track_caller]
     fn check(&self, up: usize, rotary: usize, k: usize, v: usize) {
         let whole = self.heads > 0 && self.rotary > 0 && self.value > 0;
