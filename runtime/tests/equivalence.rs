@@ -101,8 +101,6 @@ fn split(of: &Indices) -> (&'static str, Split) {
         vpp: VPP[of[3]],
         dp: DP[of[4]],
         micro_batch: MICRO_BATCH[of[5]],
-        ep: 1,
-        etp: 1,
         sequence_parallel: of[6] == 1,
         schedule: ScheduleName::WHOLE[of[7]],
         vocab: VOCAB[of[OF_VOCAB]],
@@ -117,7 +115,7 @@ fn split(of: &Indices) -> (&'static str, Split) {
         recompute: RECOMPUTE[of[OF_RECOMPUTE]].0,
         recompute_group: RECOMPUTE[of[OF_RECOMPUTE]].1,
         fused_loss: of[OF_FUSED_LOSS] == 1,
-        delays: None,
+        ..Split::default()
     };
     (CASES[of[0]], split)
 }
