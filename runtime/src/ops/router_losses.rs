@@ -17,7 +17,6 @@ use super::Context;
 use super::router::{Route, Router};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::Device;
-use crate::spec::TrainerSpec;
 use kernels::Real;
 use kernels::routing::Routing;
 use std::cell::RefCell;
@@ -86,16 +85,15 @@ pub struct RouterLog {
 }
 
 impl RouterLog {
-    /// An empty log; `None` if the spec has no losses of routers.
-    pub fn new(spec: &TrainerSpec) -> Option<Self> {
-        let losses = spec.router_losses?;
-        Some(Self {
+    /// An empty log for steps of so many micro-batches, of all replicas, and tokens.
+    pub fn new(losses: RouterLosses, micro_batches: usize, tokens: usize) -> Self {
+        Self {
             losses,
-            micro_batches: (spec.micro_batches * spec.mesh.dp as usize) as f64,
-            tokens: spec.tokens() as f64,
+            micro_batches: micro_batches as f64,
+            tokens: tokens as f64,
             loads: RefCell::default(),
             all: RefCell::default(),
-        })
+        }
     }
 
     /// Forgets a step.

@@ -82,8 +82,8 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     /// Gathers whole tensors on rank 0. Every contributing rank sends what it updates of the
-    /// parameters that it counts, if they are `wanted`. Rank 0 can declare what the others hold, and
-    /// so knows where each part belongs.
+    /// parameters that it counts, if they are `wanted`. Rank 0 can declare what the others hold,
+    /// and so knows where each part belongs.
     pub(super) fn whole(
         &self,
         wanted: impl Fn(&Declaration) -> bool,

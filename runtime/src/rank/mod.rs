@@ -130,7 +130,10 @@ impl<'a, D: Device> Rank<'a, D> {
             state,
             pending: None,
             fixed: Fixed {
-                routers: RouterLog::new(&spec),
+                routers: spec.router_losses.map(|losses| {
+                    let micro_batches = spec.micro_batches * spec.mesh.dp as usize;
+                    RouterLog::new(losses, micro_batches, spec.tokens())
+                }),
                 spec,
                 declared_by,
                 groups,
