@@ -182,8 +182,9 @@ pub struct Moe {
     pub every: usize,
     /// Tokens an expert takes, as a multiple of the balanced share; `None` is dropless.
     pub capacity_factor: Option<f64>,
-    /// Tokens of the fullest expert-parallel rank over the mean, at least 1. It is an input: nothing
-    /// predicts how a router spreads tokens. Where tokens are padded to a capacity it has no effect.
+    /// Tokens of the fullest expert-parallel rank over the mean, at least 1. It is an input, since
+    /// nothing predicts how a router spreads tokens. Where tokens are padded to a capacity it has
+    /// no effect.
     #[serde(default = "even_load", skip_serializing_if = "is_even_load")]
     pub imbalance: f64,
     /// How the router scores.

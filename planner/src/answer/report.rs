@@ -139,8 +139,8 @@ impl Answer {
     }
 }
 
-/// Bytes on the fullest device if every token of an expert-parallel group went to the experts of one
-/// of its ranks; `None` where no load is worse than an even one.
+/// Bytes on the fullest device if every token of an expert-parallel group went to the experts of
+/// one of its ranks; `None` where no load is worse than an even one.
 fn worst_case_bytes(request: &Request, found: &Found) -> Option<u64> {
     let mut model = request.model.clone();
     let worst = layer::worst_imbalance(&model, found.decisions.ep)?;

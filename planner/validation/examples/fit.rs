@@ -1,6 +1,6 @@
 //! Fits the constants of software generations and devices to published runs. Reports errors with
-//! all runs fitted, cross-validated by group, and with each source, each software generation or each
-//! architecture left out.
+//! all runs fitted, cross-validated by group, and with each source, each software generation or
+//! each architecture left out.
 //!
 //!     cargo run --release -p meshwright-validation --example fit -- \
 //!         tests/papers/measured.csv models/shipped/clusters

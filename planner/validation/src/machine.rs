@@ -81,7 +81,7 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
         recipe.flexible.unwrap_or(spec.software.dispatch_once_a_node);
     spec.software.dispatch_under_passes |= recipe.under_passes;
     spec.software.graphed_routing |= recipe.graphed;
-    if RunFlags::of(row).pure_16_bits {
+    if RunFlags::of(&row.notes).pure_16_bits {
         spec.software.reduced_gradient_bytes = 2.0;
     }
     let stated = stated_rate(&row.interconnect, spec.node_gpus());

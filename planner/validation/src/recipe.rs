@@ -49,7 +49,7 @@ pub fn recipe(row: &Row) -> Recipe {
         None => by_release(row),
     };
     let mut found = by_model(row, found);
-    let flags = RunFlags::of(row);
+    let flags = RunFlags::of(&row.notes);
     found.flexible = flags.flexible_dispatch.or(found.flexible);
     found.under_passes |= flags.under_passes;
     found

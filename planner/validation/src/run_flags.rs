@@ -4,7 +4,6 @@
 //! How a run was set up is configuration, wherever it is written. Its outcome (rates, footnotes on
 //! regressions) is a result and is not read here.
 
-use super::row::Row;
 use models::cluster::Selective;
 use models::decisions::RecomputePolicy;
 use models::input::{InputError, Source};
@@ -138,12 +137,12 @@ pub struct RunFlags {
 
 impl RunFlags {
     /// Reads the notes of a row.
-    pub fn of(row: &Row) -> Self {
-        let says = |words: &str| row.notes.contains(words);
+    pub fn of(notes: &str) -> Self {
+        let says = |words: &str| notes.contains(words);
         Self {
             fine_tuning: says("LoRA") || says("Fine-Tuning"),
-            sharded_ways: leading_number(&row.notes, "zero1="),
-            hybrid_shard: row.notes.starts_with("HSDP"),
+            sharded_ways: leading_number(notes, "zero1="),
+            hybrid_shard: notes.starts_with("HSDP"),
             flexible_dispatch: match (says("DeepEP"), says("dispatcher A2A")) {
                 (true, _) => Some(true),
                 (false, true) => Some(false),

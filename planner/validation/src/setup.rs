@@ -48,7 +48,7 @@ pub struct Setup {
 /// # Errors
 /// A required cell is empty, or the run used a feature that the planner does not have.
 pub fn setup(row: &Row) -> Result<Setup, Reason> {
-    if RunFlags::of(row).fine_tuning {
+    if RunFlags::of(&row.notes).fine_tuning {
         return Err("fine-tuning is not planned".to_owned());
     }
     let recipe = recipe(row);
@@ -168,7 +168,8 @@ fn decisions(
         dp_bucket_mib: USUAL_BUCKET_MIB,
         recompute_group: 1,
         rank_order: RankOrder::DpInner,
-        post_validation: row.schedule.starts_with("ZB-") && !RunFlags::of(row).synchronous_step,
+        post_validation: row.schedule.starts_with("ZB-")
+            && !RunFlags::of(&row.notes).synchronous_step,
         pass_times: None,
     })
 }
@@ -192,7 +193,7 @@ fn zero_stage(row: &Row) -> u8 {
 
 /// Ranks that share one sharded copy: all, unless the row limits it to a host.
 fn shard(row: &Row, zero_stage: u8, replicas: u64) -> u64 {
-    let flags = RunFlags::of(row);
+    let flags = RunFlags::of(&row.notes);
     match zero_stage {
         0 => 1,
         3 if flags.hybrid_shard => replicas.min(8),
