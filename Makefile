@@ -77,7 +77,7 @@ slow:
 # at a small size. Five minutes.
 programs: setup
 	$(call heading,default plans of all dense models)
-	cargo test --workspace --locked --features meshwright-tests/slow,meshwright-tests/programs --test default_plans -- --nocapture
+	cargo test --workspace --locked --features meshwright-tests/slow,meshwright-tests/programs --test default_plans --test programs -- --nocapture
 
 # All tests in one run, the slow ones at length: tests that come in both sizes run once.
 thorough:

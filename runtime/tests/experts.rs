@@ -52,6 +52,11 @@ fn splits() -> Vec<Split> {
     ]
 }
 
+/// Every third of them.
+fn some_splits() -> impl Iterator<Item = Split> {
+    splits().into_iter().skip(1).step_by(3)
+}
+
 #[test]
 fn all_rows_to_the_same_experts() {
     for case in CASES {
@@ -86,7 +91,7 @@ fn all_rows_to_the_same_experts() {
         for (name, (_, values)) in none {
             assert!(values.iter().all(|value| *value == 0.0), "{name} has got rows");
         }
-        for split in splits() {
+        for split in some_splits() {
             compare(&format!("{case} {split:?}"), &run(&split), &reference);
         }
         std::fs::remove_file(path).unwrap();
@@ -116,7 +121,7 @@ fn shared_experts_and_groups() {
     let run =
         |split: &Split| train_program::<f64>(&split.program(&model), split, 2, None, &*samples);
     let reference = run(&Split::default());
-    for split in splits() {
+    for split in some_splits() {
         compare(&format!("{split:?}"), &run(&split), &reference);
     }
 }
@@ -205,7 +210,7 @@ fn what_is_dropped_does_not_depend_on_the_split() {
     let reference = with_capacity(Some(1.0), &alone);
     let dropless = with_capacity(None, &alone);
     assert!((reference.losses[0] - dropless.losses[0]).abs() > 1e-4, "nothing was dropped");
-    for split in splits() {
+    for split in some_splits() {
         if split.micro_batch == 2 {
             compare(&format!("{split:?}"), &with_capacity(Some(1.0), &split), &reference);
         }
@@ -244,8 +249,8 @@ fn ranks_whose_copies_are_all_dropped() {
         Run { losses, norms: vec![], aux_losses: vec![], gradients, weights: BTreeMap::new() }
     };
     let reference = run(&Split { micro_batch: 2, ..Split::default() });
-    for split in splits().iter().filter(|split| split.micro_batch == 2) {
-        compare(&format!("{split:?}"), &run(split), &reference);
+    for split in some_splits().filter(|split| split.micro_batch == 2) {
+        compare(&format!("{split:?}"), &run(&split), &reference);
     }
     std::fs::remove_file(path).unwrap();
 }

@@ -36,7 +36,7 @@ impl<'a> Statements<'a> {
         let code = self.code(step);
         match self.note(&step.op) {
             Some(note) => commented(code, &note, indent),
-            None => vec![code],
+            None => broken(code, indent),
         }
     }
 
@@ -759,6 +759,17 @@ fn named(heads: Heads) -> &'static str {
         Heads::Queries => "queries",
         Heads::Keys => "keys",
         Heads::Values => "values",
+    }
+}
+
+/// A statement: what is assigned goes to the next line if the line has no room.
+fn broken(code: String, indent: usize) -> Vec<String> {
+    if indent + code.len() <= in_width(0) {
+        return vec![code];
+    }
+    match code.split_once(" = ") {
+        Some((name, value)) => vec![format!("{name} ="), format!("    {value}")],
+        None => vec![code],
     }
 }
 
