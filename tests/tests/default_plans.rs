@@ -1,13 +1,14 @@
-//! Every dense shipped model's fastest plan on 8, 64 and 512 GPUs of `dgx_h100` is generated and
-//! compiles; and shrunk to 16 ranks at most, it trains to one rank's losses (`make programs`).
+//! The fastest plan of every shipped model that can be trained, on 8, 64 and 512 GPUs of
+//! `dgx_h100`, is generated and compiles; and shrunk to 16 ranks at most, it trains to one rank's
+//! losses (`make programs`).
 #![cfg(feature = "programs")]
 
 use codegen::{RuntimeSource, render};
 use direct::Direct;
 use meshwright_tests::crates::{build, first_error, manifest, module, runtime, write_all};
-use models::decisions::{AuxScope, CpStyle, Decisions, DpReduction, MoeOverlap, USUAL_BUCKET_MIB};
-use models::mesh::Mesh;
-use models::model::{ModelSpec, Positions, Window};
+use models::decisions::{CpStyle, Decisions, DpReduction, MoeOverlap, USUAL_BUCKET_MIB};
+use models::mesh::{ExpertSplit, Mesh};
+use models::model::{Mla, ModelSpec, Positions, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{Schedule, ScheduleName};
@@ -29,9 +30,9 @@ struct Case {
     plan: Plan,
 }
 
-fn dense(name: &str) -> bool {
+fn trained(name: &str) -> bool {
     let model = models::model::shipped(name).and_then(Result::ok).expect("shipped models read");
-    model.moe.is_none()
+    models::program::unsupported_model(&model).is_empty()
 }
 
 /// The fastest plan; `None` if nothing fits.
@@ -55,7 +56,7 @@ fn planned(model: &str, gpus: u64) -> Option<Case> {
 }
 
 fn cases() -> Vec<Case> {
-    let names = models::model::shipped_names().filter(|name| dense(name));
+    let names = models::model::shipped_names().filter(|name| trained(name));
     let mut cases: Vec<Case> =
         names.flat_map(|name| GPUS.map(|gpus| planned(name, gpus))).flatten().collect();
     cases.extend(planned("llama70b", 16384));
@@ -67,7 +68,7 @@ fn program(case: &Case) -> Program {
 }
 
 #[test]
-fn every_dense_default_plan_is_generated_and_compiles() {
+fn every_default_plan_is_generated_and_compiles() {
     let cases = cases();
     let source = RuntimeSource::Path(runtime());
     let mut files = vec![("Cargo.toml".to_owned(), manifest())];
@@ -99,8 +100,9 @@ fn every_dense_default_plan_is_generated_and_compiles() {
     let error = first_error(&output).unwrap_or_default().concat();
     assert!(output.status.success(), "{error}{}", String::from_utf8_lossy(&output.stderr));
     println!("{} plans generated and built", cases.len());
-    // 25 dense models on three numbers of GPUs, but for those that are too large for 8 or 64.
-    assert!(cases.len() >= 60, "{}", cases.len());
+    // 25 dense models and 10 mixtures on three numbers of GPUs, but for those that are too large
+    // for 8 or 64.
+    assert!(cases.len() >= 80, "{}", cases.len());
 }
 
 /// Degrees of at most 16 ranks: the largest are halved first, and a degree above 1 stays above it
@@ -136,7 +138,25 @@ fn shrunk_degrees(d: &Decisions) -> Decisions {
     }
     d.micro_batch = 1;
     d.pass_times = None;
+    shrink_experts(&mut d);
     d
+}
+
+/// Degrees of experts that fit the others.
+fn shrink_experts(d: &mut Decisions) {
+    if !d.tp.is_multiple_of(d.etp) {
+        d.etp = d.tp;
+    }
+    let ranks = d.tp * d.cp * d.dp / d.etp;
+    while !ranks.is_multiple_of(d.ep) {
+        d.ep -= 1;
+    }
+    // Replicas that share a copy of the state must be whole groups of those with the same experts.
+    let replicas = ranks / d.ep;
+    if d.zero_stage > 0 && !replicas.is_multiple_of(d.dp_shard.min(replicas)) {
+        d.dp_shard = d.dp * d.cp;
+    }
+    d.moe_overlap_degree = d.moe_overlap_degree.min(4);
 }
 
 /// A schedule of the same name with as few micro-batches as it takes.
@@ -167,6 +187,23 @@ fn shrunk_model(model: &ModelSpec, d: &Decisions, layers: usize) -> ModelSpec {
     if let Positions::Learned { .. } = model.positions {
         model.positions = Positions::Learned { max: 64 };
     }
+    if let Some(mla) = &mut model.attention.mla {
+        model.attention.kv_heads = heads;
+        *mla = Mla { q_rank: mla.q_rank.map(|_| 24), kv_rank: 16, rope_dim: 4, value_dim: 8 };
+    }
+    if let Some(moe) = &mut model.moe {
+        moe.experts = 8.max(2 * d.ep);
+        moe.top_k = moe.top_k.min(2);
+        moe.ffn = 24 * d.etp;
+        moe.shared_ffn = if moe.shared_ffn > 0 { 16 * d.tp } else { 0 };
+        moe.first_dense = moe.first_dense.min(1);
+        if d.moe_overlap != MoeOverlap::None {
+            // Each chunk has a capacity of its own.
+            moe.capacity_factor = None;
+        }
+        let groups = moe.choice.groups.min(4);
+        (moe.choice.groups, moe.choice.kept_groups) = (groups, moe.choice.kept_groups.min(groups));
+    }
     model
 }
 
@@ -189,10 +226,10 @@ fn shrunk(case: &Case) -> Program {
     Program {
         model: shrunk_model(&whole.model, &d, layers),
         mesh: Mesh::new(&d),
-        experts: None,
-        aux_scope: AuxScope::MicroBatch,
-        moe_overlap: MoeOverlap::None,
-        moe_chunks: 1,
+        experts: whole.experts.map(|_| ExpertSplit { ep: d.ep, etp: d.etp }),
+        aux_scope: d.aux_scope,
+        moe_overlap: d.moe_overlap,
+        moe_chunks: whole.moe_chunks.min(d.moe_overlap_degree as usize),
         sequence_parallel: whole.sequence_parallel && d.tp > 1,
         fused_loss: whole.fused_loss,
         cp_style: d.cp_style,
@@ -214,22 +251,23 @@ fn shrunk(case: &Case) -> Program {
     }
 }
 
-/// The same model on one rank, as one micro-batch.
+/// The same model on one rank, in the same micro-batches: capacities and losses of routers count
+/// them.
 fn alone(of: &Program) -> Program {
-    let schedule = ScheduleName::OneFOneB.build(1, 1, 1).expect("one rank has a schedule");
+    let schedule = ScheduleName::GPipe.build(1, of.global_batch(), 1);
+    let schedule = schedule.expect("one rank has a schedule");
     let recompute = vec![Recompute::None; of.model.layers];
     Program {
         model: of.model.clone(),
         mesh: Mesh { tp: 1, cp: 1, dp: 1, pp: 1, ..of.mesh },
-        experts: None,
-        aux_scope: AuxScope::MicroBatch,
+        experts: of.experts.map(|_| ExpertSplit { ep: 1, etp: 1 }),
         moe_overlap: MoeOverlap::None,
         moe_chunks: 1,
         sequence_parallel: false,
         fused_loss: false,
         cp_ulysses: 1,
-        micro_batch: of.global_batch(),
-        micro_batches: 1,
+        micro_batch: 1,
+        micro_batches: of.global_batch(),
         layout: schedule.layout,
         vocab: None,
         zero_stage: 0,
@@ -293,7 +331,7 @@ fn losses(of: &Program) -> Vec<f64> {
 }
 
 #[test]
-fn every_dense_default_plan_trains_like_one_rank_when_shrunk() {
+fn every_default_plan_trains_like_one_rank_when_shrunk() {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for case in cases() {
         let of = shrunk(&case);

@@ -12,7 +12,7 @@ use super::builder::Builder;
 use super::feed_forward::{Inner, Mlp};
 use super::half::{Half, HalfValues};
 use super::layer::Layer;
-use super::moe::{Moe, Routed};
+use super::moe::{Computed, Moe, Routed, Sent};
 use super::op::{Op, Value};
 use models::decisions::MoeOverlap;
 
@@ -57,23 +57,28 @@ fn chunks(b: &Builder<'_>) -> Vec<Option<u64>> {
 }
 
 impl ExpertLayer {
-    /// From the sums of routed experts to what the stream gets of all.
-    fn with_shared(
+    /// From the results of routed experts to what the stream gets of all. Shared experts compute
+    /// while the results are on their way.
+    fn collect(
         &self,
         b: &mut Builder<'_>,
         kept: HalfValues,
-        mut sum: Value,
-    ) -> (HalfValues, Value, Option<Inner>) {
+        sent: Sent,
+        computed: Computed,
+    ) -> (Value, Block) {
         let shared = self.shared.as_ref().map(|shared| {
             let entered = b.enter(self.second.name("full"), kept.h);
             let (part, inner) = shared.forward(b, entered);
-            let y = b.leave("shared", part);
+            (b.leave("shared", part), inner)
+        });
+        let (mut sum, routed) = self.moe.collect(b, sent, computed);
+        let shared = shared.map(|(y, inner)| {
             let (x, of) = (sum, b.sizes.stream());
             sum = b.op(self.second.name("sum"), of, |to| Op::Add { x, y, to });
             inner
         });
         let (kept, branch) = self.second.branch(b, kept, sum);
-        (kept, branch, shared)
+        (branch, Block { kept, routed, shared })
     }
 
     /// Attention of all rows, then experts: of all rows, or chunk by chunk.
@@ -97,10 +102,10 @@ impl ExpertLayer {
         let mut rest = sent.into_iter().zip(computed);
         let blocks: Vec<Block> = b.each(&chunks, |b, _| {
             let ((h, sent), computed) = rest.next().expect("one for each chunk");
-            let (sum, routed) = moe.collect(b, sent, computed);
-            let (kept, branch, shared) = self.with_shared(b, HalfValues { h, ..kept_2 }, sum);
+            let kept = HalfValues { h, ..kept_2 };
+            let (branch, block) = self.collect(b, kept, sent, computed);
             branches.push(branch);
-            Block { kept, routed, shared }
+            block
         });
         let (x, branch) = (kept_2.x, b.joined(second.name("branch"), &branches));
         let output = b.op("stream", Type::Stream, |to| Op::Sum { x, branch, to });
@@ -186,13 +191,12 @@ impl ExpertLayer {
         let mut rest = entered.into_iter().zip(computed);
         let blocks: Vec<Block> = b.each(&chunks, |b, _| {
             let ((of_chunk, half, kept, sent), computed) = rest.next().expect("one for each");
-            let (sum, routed) = moe.collect(b, sent, computed);
-            let (kept, branch, shared) = self.with_shared(b, kept, sum);
+            let (branch, block) = self.collect(b, kept, sent, computed);
             attended.push(of_chunk);
             of_attention.push(half);
             xs.push(kept.x);
             branches.push(branch);
-            Block { kept, routed, shared }
+            block
         });
         let x = b.joined(second.name("x"), &xs);
         let branch = b.joined(second.name("branch"), &branches);

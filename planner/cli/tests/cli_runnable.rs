@@ -48,7 +48,7 @@ fn a_plan_of_what_the_trainer_cannot_run_is_refused_where_that_is_asked() {
 
 #[test]
 fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
-    let run = plan("--model deepseek_v3 --gpus 64 --runnable");
+    let run = plan("--model gpt_oss_120b --gpus 64 --runnable");
     assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.err.contains("model.moe"), "{run:?}");
+    assert!(run.err.contains("model.moe") && run.err.contains("model.sinks"), "{run:?}");
 }
