@@ -76,7 +76,8 @@ impl Attention {
         chunk: Chunk,
     ) -> Vec<(Tile, Range<usize>)> {
         let (batch, whole) = (ctx.batch, self.shape(ctx, heads));
-        let one = [0..batch.seq_len];
+        let sequence = 0..batch.seq_len;
+        let one = [sequence];
         let (mut tiles, mut first) = (Vec::new(), 0);
         for run in ctx.runs_of(chunk) {
             for sequence in 0..batch.sequences {
