@@ -73,10 +73,10 @@ slow:
 	$(call heading,slow tests: thousands of random instances)
 	cargo test --workspace --locked --features meshwright-tests/slow $(addprefix --test ,$(SLOW_TESTS))
 
-# Every dense shipped model's default plans on 8, 64 and 512 GPUs: generated, compiled, and trained
-# at a small size. Five minutes.
+# The default plans, on 8, 64 and 512 GPUs, of every shipped model that can be trained: generated,
+# compiled, and trained at a small size. Then all reviewed programs, trained.
 programs: setup
-	$(call heading,default plans of all dense models)
+	$(call heading,default plans of all models that can be trained)
 	cargo test --workspace --locked --features meshwright-tests/slow,meshwright-tests/programs --test default_plans --test programs -- --nocapture
 
 # All tests in one run, the slow ones at length: tests that come in both sizes run once.
