@@ -98,8 +98,7 @@ pub(super) struct HfConfig {
 }
 
 /// Keys of the supported architectures without effect here: those that name and run a checkpoint,
-/// generate text with it, or initialise it, and those that choose experts, which no trainer does
-/// yet.
+/// generate text with it, or initialise it.
 const WITHOUT_EFFECT: [&str; 80] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
