@@ -4,7 +4,7 @@
 use crate::decisions::{
     CpStyle, Decision, Decisions, MOST, MoeOverlap, RecomputePolicy, Values, Vocab,
 };
-use crate::model::{MAX_IMBALANCE, ModelSpec, Positions};
+use crate::model::{MAX_IMBALANCE, ModelSpec, Positions, Router};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
@@ -183,6 +183,7 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         ("final_soft_cap", some(model.final_soft_cap), f64::MIN_POSITIVE, 1e9),
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
         ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
+        ("moe.losses.z_loss", moe.map_or(0.0, |moe| moe.losses.z_loss), 0.0, 1e6),
         ("moe.imbalance", moe.map_or(1.0, |moe| moe.imbalance), 1.0, MAX_IMBALANCE),
         (
             "moe.capacity_factor",
@@ -295,6 +296,9 @@ fn experts(plan: &Plan, checks: &mut Checks) {
                  every forward pass before the first backward pass";
     let known = !waits || d.schedule.runs_forwards_first();
     checks.that(known, "decisions.schedule", d.schedule, valid);
+    let (z_loss, has_sums) = (moe.losses.z_loss, moe.router == Router::Softmax);
+    let valid = "0: sigmoid scores have no log-sum-exp";
+    checks.that(z_loss == 0.0 || has_sums, "inputs.model.moe.losses.z_loss", z_loss, valid);
     checks.divides("decisions.etp", d.etp, "tp", d.tp);
     checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
     let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;

@@ -103,6 +103,13 @@ fn cases() -> Vec<Case> {
             "valid: 1 to 4",
         ),
         case(
+            "moe: { experts: 4, top_k: 2, z_loss: 0.1, router: sigmoid_bias }",
+            7,
+            38,
+            "`z_loss` cannot be 0.1",
+            "0 with `router: sigmoid_bias`",
+        );
+        case(
             "moe: { experts: 4, top_k: 2, first_dense: 5 }",
             7,
             43,
@@ -327,6 +334,7 @@ fn hugging_face_keys_are_read_or_named() {
         ("\"rope_scaling\": {\"factor\": 8.0}", "rope_scaling"),
         ("\"add_cross_attention\": true", "add_cross_attention"),
         ("\"rope_interleave\": false", "rope_interleave: false"),
+        ("\"router_jitter_noise\": 0.1", "router_jitter_noise"),
     ] {
         let (said, found) = told(keys);
         assert_eq!(found, [unknown]);

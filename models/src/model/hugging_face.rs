@@ -76,6 +76,7 @@ pub(super) struct HfConfig {
     mlp_only_layers: Maybe<Vec<u64>>,
     output_router_logits: Maybe<bool>,
     router_aux_loss_coef: Maybe<f64>,
+    router_jitter_noise: Maybe<f64>,
     q_lora_rank: Maybe<u64>,
     kv_lora_rank: Maybe<u64>,
     qk_nope_head_dim: Maybe<u64>,
@@ -99,7 +100,7 @@ pub(super) struct HfConfig {
 
 /// Keys of the supported architectures without effect here: those that name and run a checkpoint,
 /// generate text with it, or initialise it.
-const WITHOUT_EFFECT: [&str; 80] = [
+const WITHOUT_EFFECT: [&str; 79] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -155,7 +156,6 @@ const WITHOUT_EFFECT: [&str; 80] = [
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
-    "router_jitter_noise",
     "scoring_func",
     "sep_token_id",
     "seq_aux",
@@ -536,6 +536,10 @@ impl Reader<'_> {
             (
                 "partial_rotary_factor",
                 config.partial_rotary_factor.as_ref().is_none_or(|factor| factor.value == 1.0),
+            ),
+            (
+                "router_jitter_noise",
+                config.router_jitter_noise.as_ref().is_none_or(|noise| noise.value == 0.0),
             ),
             ("quantization_config", config.quantization_config.is_none()),
             ("add_cross_attention", !is(&config.add_cross_attention, true)),

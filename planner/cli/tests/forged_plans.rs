@@ -133,6 +133,12 @@ fn forgeries_are_refused() {
         (&dense, "/inputs/model/dropout", json!(1.5), "inputs.model.dropout"),
         (&dense, "/inputs/model/final_soft_cap", json!(-3.0), "inputs.model.final_soft_cap"),
         (&mixture, "/decisions/capacity_factor", json!(1.5), "decisions.capacity_factor"),
+        (
+            &mixture,
+            "/inputs/model/moe/losses",
+            json!({"over": "each_layer", "z_loss": -1.0}),
+            "inputs.model.moe.losses.z_loss",
+        ),
         (&mixture, "/inputs/model/moe/capacity_factor", json!(1.5), "decisions.capacity_factor"),
     ];
     for (plan, pointer, value, field) in edits {
