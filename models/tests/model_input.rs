@@ -107,8 +107,8 @@ fn cases() -> Vec<Case> {
             7,
             38,
             "`z_loss` cannot be 0.1",
-            "0 with `router: sigmoid_bias`",
-        );
+            "valid: 0 with `router: sigmoid_bias`",
+        ),
         case(
             "moe: { experts: 4, top_k: 2, first_dense: 5 }",
             7,
