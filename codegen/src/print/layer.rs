@@ -1,8 +1,9 @@
 //! A transformer layer as values for its template.
 
 use super::Printer;
-use super::statement::{Statements, field_type};
+use super::statement::Statements;
 use super::text::{filled, indented, listed, size};
+use super::types::field_type;
 use crate::lower::{Block, Field, FieldKind, Matrix, Segment, Step, TensorNames, Value, Width};
 use models::model::NormKind;
 use models::program::Recompute;

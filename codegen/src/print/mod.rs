@@ -1,9 +1,11 @@
 //! A lowered program as Rust: values for the templates, and imports for what they print.
 
+mod bytes;
 mod layer;
 mod stage;
 mod statement;
 mod text;
+mod types;
 
 pub use stage::Kind;
 

@@ -2,8 +2,9 @@
 
 use super::Printer;
 use super::layer::{fields, norm};
-use super::statement::{Statements, type_name};
+use super::statement::Statements;
 use super::text::{indented, listed, size};
+use super::types::type_name;
 use crate::lower::{Field, FieldKind, Segment};
 use serde_json::{Value as Json, json};
 

@@ -8,51 +8,76 @@ use crate::ops::{self, AttentionSaved, Chunk, Context};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-/// One rank's heads of one layer's attention: `Q` columns of queries, `KV` of keys and of values.
-pub struct Attention<P: HeadPlacement, const Q: usize, const KV: usize> {
-    core: ops::Attention,
+/// One rank's heads of one layer's attention: `Q` columns of queries, `K` of keys, `V` of values
+/// and `O` of outputs.
+pub struct AttentionCore<
+    P: HeadPlacement,
+    const Q: usize,
+    const K: usize,
+    const V: usize,
+    const O: usize,
+> {
+    pub(super) core: ops::Attention,
     placement: PhantomData<P>,
 }
 
+/// Attention whose heads of queries, keys and values are equally wide: `Q` columns of queries,
+/// `KV` of keys and of values.
+pub type Attention<P, const Q: usize, const KV: usize> = AttentionCore<P, Q, KV, KV, Q>;
+
 /// Sums over chunks of the gradients of queries, keys and values of `R` tokens.
 #[must_use]
-pub struct AttentionSums<D: Device, const R: usize>(pub(super) ops::AttentionSums<D>);
+pub struct AttentionSums<D: Device, const R: usize>(ops::AttentionSums<D>);
 
-/// What the backward pass reads: queries, keys, values, output, and log-sum-exp.
-pub type Saved<'a, D, P, const R: usize, const Q: usize, const KV: usize> = (
+/// What the backward pass reads: queries, keys and values of `R` tokens, output and log-sum-exp of
+/// `PART` of them.
+pub type Saved<
+    'a,
+    D,
+    P,
+    const R: usize,
+    const PART: usize,
+    const Q: usize,
+    const K: usize,
+    const V: usize,
+    const O: usize,
+> = (
     &'a Tensor<D, P, R, Q>,
-    &'a Tensor<D, P, R, KV>,
-    &'a Tensor<D, P, R, KV>,
-    &'a Tensor<D, P, R, Q>,
+    &'a Tensor<D, P, R, K>,
+    &'a Tensor<D, P, R, V>,
+    &'a Tensor<D, P, PART, O>,
     &'a LogSumExp<D>,
 );
+
+/// Gradients of queries, keys and values.
+pub type HeadGradients<D, P, const R: usize, const Q: usize, const K: usize, const V: usize> =
+    (Tensor<D, P, R, Q>, Tensor<D, P, R, K>, Tensor<D, P, R, V>);
 
 const fn exchanges(one: usize, other: usize) {
     assert!(one == other, "an exchange of tokens for heads keeps the number of elements");
 }
 
-impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
+impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: usize>
+    AttentionCore<P, Q, K, V, O>
+{
     /// Attention of these heads.
     ///
     /// # Panics
-    /// Its heads do not have `Q` and `KV` columns.
+    /// Its heads have other columns.
     #[track_caller]
     pub fn new(core: ops::Attention) -> Self {
-        let columns = [core.heads, core.kv_heads].map(|heads| heads * core.head_dim);
-        assert!(columns == [Q, KV], "heads have {columns:?} columns, not {:?}", [Q, KV]);
-        Self { core, placement: PhantomData }
+        Self::behind(core, 1)
     }
 
     /// Attention of these heads, of which this rank has one of `ulysses` parts behind an exchange
     /// of tokens for heads.
     ///
     /// # Panics
-    /// The part does not have `Q` and `KV` columns.
+    /// The part has other columns.
     #[track_caller]
     pub fn behind(core: ops::Attention, ulysses: usize) -> Self {
-        let columns = [core.heads, core.kv_heads].map(|heads| (heads / ulysses).max(1));
-        let columns = columns.map(|heads| heads * core.head_dim);
-        assert!(columns == [Q, KV], "heads have {columns:?} columns, not {:?}", [Q, KV]);
+        let columns = core.columns_behind(ulysses);
+        assert!(columns == [Q, K, V, O], "heads have {columns:?} columns, not {:?}", [Q, K, V, O]);
         Self { core, placement: PhantomData }
     }
 
@@ -69,7 +94,7 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         self.core.to_heads(ctx, q.buffer(), self.core.heads).map(Tensor::received)
     }
 
-    /// The same with keys or values. If there are fewer heads than ranks, ranks get copies.
+    /// The same with keys. If there are fewer heads than ranks, ranks get copies.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -77,8 +102,20 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         &self,
         ctx: &Context<'_, D>,
         k: &Tensor<D, P, R, C>,
-    ) -> Result<Tensor<D, P, B, KV>, CommError> {
+    ) -> Result<Tensor<D, P, B, K>, CommError> {
         self.core.to_heads(ctx, k.buffer(), self.core.kv_heads).map(Tensor::received)
+    }
+
+    /// The same with values.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn values_to_heads<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        v: &Tensor<D, P, R, C>,
+    ) -> Result<Tensor<D, P, B, V>, CommError> {
+        self.core.to_heads(ctx, v.buffer(), self.core.kv_heads).map(Tensor::received)
     }
 
     /// Exchanges back: outputs, or gradients of queries.
@@ -94,16 +131,28 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         self.core.to_tokens(ctx, a.buffer(), self.core.heads).map(Tensor::received)
     }
 
-    /// The same with gradients of keys or values. Those of copies are summed.
+    /// The same with gradients of keys. Those of copies are summed.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn keys_to_tokens<D: Device, const R: usize, const C: usize, const B: usize>(
         &self,
         ctx: &Context<'_, D>,
-        dk: &Tensor<D, P, B, KV>,
+        dk: &Tensor<D, P, B, K>,
     ) -> Result<Tensor<D, P, R, C>, CommError> {
         self.core.to_tokens(ctx, dk.buffer(), self.core.kv_heads).map(Tensor::received)
+    }
+
+    /// The same with gradients of values.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn values_to_tokens<D: Device, const R: usize, const C: usize, const B: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        dv: &Tensor<D, P, B, V>,
+    ) -> Result<Tensor<D, P, R, C>, CommError> {
+        self.core.to_tokens(ctx, dv.buffer(), self.core.kv_heads).map(Tensor::received)
     }
 
     /// [`Self::forward`], where other ranks have other keys and values of the same sequences.
@@ -114,9 +163,9 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         &self,
         ctx: &Context<'_, D>,
         q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, KV>,
-        v: &Tensor<D, P, R, KV>,
-    ) -> Result<(Tensor<D, P, R, Q>, LogSumExp<D>), CommError> {
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
+    ) -> Result<(Tensor<D, P, R, O>, LogSumExp<D>), CommError> {
         let (a, lse) = self.core.forward_around(ctx, q.buffer(), k.buffer(), v.buffer())?;
         Ok((Tensor::received(a), LogSumExp(Rc::new(lse))))
     }
@@ -125,13 +174,12 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
     ///
     /// # Errors
     /// Those of any collective call.
-    #[allow(clippy::type_complexity)]
     pub fn backward_around<D: Device, const R: usize>(
         &self,
         ctx: &Context<'_, D>,
-        saved: Saved<'_, D, P, R, Q, KV>,
-        da: &Tensor<D, P, R, Q>,
-    ) -> Result<(Tensor<D, P, R, Q>, Tensor<D, P, R, KV>, Tensor<D, P, R, KV>), CommError> {
+        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
+        da: &Tensor<D, P, R, O>,
+    ) -> Result<HeadGradients<D, P, R, Q, K, V>, CommError> {
         let (q, k, v, a, lse) = saved;
         let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
         let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
@@ -162,21 +210,20 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         &self,
         ctx: &Context<'_, D>,
         q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, KV>,
-        v: &Tensor<D, P, R, KV>,
-    ) -> (Tensor<D, P, R, Q>, LogSumExp<D>) {
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
+    ) -> (Tensor<D, P, R, O>, LogSumExp<D>) {
         let (a, lse) = self.core.forward(ctx, q.buffer(), k.buffer(), v.buffer());
         (Tensor::received(a), LogSumExp(Rc::new(lse)))
     }
 
     /// The gradients of queries, keys and values, from that of the output.
-    #[allow(clippy::type_complexity)]
     pub fn backward<D: Device, const R: usize>(
         &self,
         ctx: &Context<'_, D>,
-        saved: Saved<'_, D, P, R, Q, KV>,
-        da: &Tensor<D, P, R, Q>,
-    ) -> (Tensor<D, P, R, Q>, Tensor<D, P, R, KV>, Tensor<D, P, R, KV>) {
+        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
+        da: &Tensor<D, P, R, O>,
+    ) -> HeadGradients<D, P, R, Q, K, V> {
         let (q, k, v, a, lse) = saved;
         let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
         let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
@@ -190,9 +237,9 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         ctx: &Context<'_, D>,
         chunk: Chunk,
         q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, KV>,
-        v: &Tensor<D, P, R, KV>,
-    ) -> (Tensor<D, P, PART, Q>, LogSumExp<D>) {
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
+    ) -> (Tensor<D, P, PART, O>, LogSumExp<D>) {
         let (q, k, v) = (q.buffer(), k.buffer(), v.buffer());
         let (a, lse) = self.core.forward_chunk(ctx, chunk, q, k, v);
         (Tensor::received(a), LogSumExp(Rc::new(lse)))
@@ -203,26 +250,19 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
         &self,
         ctx: &Context<'_, D>,
         q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, KV>,
-        v: &Tensor<D, P, R, KV>,
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
     ) -> AttentionSums<D, R> {
         AttentionSums(self.core.begin_sums(ctx, q.buffer(), k.buffer(), v.buffer()))
     }
 
     /// Adds the gradients of a chunk's queries, and their part in those of keys and values.
-    #[allow(clippy::type_complexity)]
     pub fn add_to_sums<D: Device, const R: usize, const PART: usize>(
         &self,
         ctx: &Context<'_, D>,
         chunk: Chunk,
-        (q, k, v, a, lse): (
-            &Tensor<D, P, R, Q>,
-            &Tensor<D, P, R, KV>,
-            &Tensor<D, P, R, KV>,
-            &Tensor<D, P, PART, Q>,
-            &LogSumExp<D>,
-        ),
-        da: &Tensor<D, P, PART, Q>,
+        (q, k, v, a, lse): Saved<'_, D, P, R, PART, Q, K, V, O>,
+        da: &Tensor<D, P, PART, O>,
         sums: AttentionSums<D, R>,
     ) -> AttentionSums<D, R> {
         let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
@@ -231,12 +271,11 @@ impl<P: HeadPlacement, const Q: usize, const KV: usize> Attention<P, Q, KV> {
     }
 
     /// The gradients of queries, keys and values.
-    #[allow(clippy::type_complexity)]
     pub fn finish_sums<D: Device, const R: usize>(
         &self,
         ctx: &Context<'_, D>,
         sums: AttentionSums<D, R>,
-    ) -> (Tensor<D, P, R, Q>, Tensor<D, P, R, KV>, Tensor<D, P, R, KV>) {
+    ) -> HeadGradients<D, P, R, Q, K, V> {
         let [dq, dk, dv] = self.core.finish_sums(ctx, sums.0);
         (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
     }

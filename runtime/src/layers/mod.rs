@@ -63,7 +63,7 @@ pub use crate::ops::{
     WeightWork,
 };
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
-pub use attention::{Attention, AttentionSums, Saved};
+pub use attention::{Attention, AttentionCore, AttentionSums, HeadGradients, Saved};
 pub use embedding::{Positions, TokenEmbedding};
 pub use experts::{Copies, CopyNumbers, Experts, Going, Received, Route, Router};
 pub use fused_loss::{FusedLoss, OutputLayer};
@@ -71,7 +71,7 @@ pub use group::{Group, InFlight};
 pub use head_norm::HeadNorm;
 pub use kernels::activation::Activation;
 pub use kernels::routing::{Routing, Scoring};
-pub use latent::{DownLinear, LatentAttention, LatentGradients, LatentNorm, LatentSaved};
+pub use latent::{DownLinear, LatentAttention, LatentNorm};
 pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};
 pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};

@@ -168,6 +168,13 @@ impl Attention {
         Columns { q: heads * key, k: kv_heads * key, v: kv_heads * value, out: heads * value }
     }
 
+    /// Columns of this rank's queries, keys, values and outputs, behind an exchange of tokens for
+    /// heads over `ulysses` ranks.
+    pub(crate) fn columns_behind(&self, ulysses: usize) -> [usize; 4] {
+        let Columns { q, k, v, out } = self.columns(self.heads_behind(ulysses));
+        [q, k, v, out]
+    }
+
     /// Output `[n, heads * value_dim]`, and the log-sum-exp of each row's scores.
     pub fn forward<D: Device>(
         &self,
