@@ -309,8 +309,8 @@ fn refuse_chunks(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
     refused.unless(even, "moe_overlap_degree", d.moe_overlap_degree, &valid);
     let alone = d.cp == 1 || d.moe_overlap != MoeOverlap::Ampipe;
     refused.unless(alone, "moe_overlap", d.moe_overlap, "none or tutel with cp above 1");
-    let dropless = model.dropout == 0.0;
-    refused.unless(dropless, "moe_overlap", d.moe_overlap, "none for a model with dropout");
+    let without_dropout = model.dropout == 0.0;
+    refused.unless(without_dropout, "moe_overlap", d.moe_overlap, "none for a model with dropout");
 }
 
 /// Splits that leave ranks unequal parts.

@@ -2,7 +2,7 @@
 
 use models::schedule::{
     AutoCosts, ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule,
-    ScheduleError, ScheduleName, StageLayout, VocabPasses, Work, one_f_one_b,
+    ScheduleError, ScheduleName, StageLayout, VocabPasses, Work, forwards_come_first, one_f_one_b,
     one_f_one_b_with_vocab, zb_auto,
 };
 use proptest::prelude::*;
@@ -459,4 +459,15 @@ fn interlaced_layers_run_together_and_hold_half_as_many_again() {
     }
     let refused = ScheduleName::ZbH1.build_with_vocab(4, 8, 1, VocabPasses::Interlaced, None);
     assert_eq!(refused, Err(ScheduleError::NotInterlaced { schedule: ScheduleName::ZbH1 }));
+}
+
+/// With more micro-batches than ranks.
+#[test]
+fn names_say_whether_forwards_come_first() {
+    for name in ScheduleName::ALL {
+        let micro_batches = if name == ScheduleName::Naive { 1 } else { 8 };
+        let schedule = name.build(4, micro_batches, name.chunk_rule().nearest(2)).unwrap();
+        let found = schedule.passes.iter().all(|passes| forwards_come_first(passes));
+        assert_eq!(found, name.runs_forwards_first(), "{name}");
+    }
 }

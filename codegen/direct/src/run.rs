@@ -7,8 +7,8 @@ use kernels::activation::Activation;
 use models::program::Recompute;
 use runtime::comm::{self, CommError};
 use runtime::ops::{
-    self, AttentionSaved, AttentionSums, Chunk, Context, Going, Gradients, InFlight, Received,
-    Residual, Route, Softmax, Statistics, activation,
+    self, AttentionSaved, AttentionSums, Chunk, Context, CopiesInFlight, Gradients, InFlight,
+    Received, Residual, Route, Softmax, Statistics, activation,
 };
 use runtime::{Buffer, Device, WideBuffer};
 use std::rc::Rc;
@@ -30,7 +30,7 @@ pub enum Slot<D: Device> {
     /// Rows for this rank's experts.
     Received(Received<D>),
     /// Copies on their way.
-    Going(Going<D>),
+    CopiesInFlight(CopiesInFlight<D>),
     /// Sums of the gradients of queries, keys and values.
     Sums(AttentionSums<D>),
 }
@@ -53,7 +53,7 @@ pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
         Slot::Wide(wide) => wide.bytes(),
         Slot::Route(route) => route.bytes(),
         Slot::Received(received) => received.rows.bytes(),
-        Slot::Stream(_) | Slot::InFlight(_) | Slot::Going(_) | Slot::Sums(_) => 0,
+        Slot::Stream(_) | Slot::InFlight(_) | Slot::CopiesInFlight(_) | Slot::Sums(_) => 0,
     }
 }
 
@@ -238,9 +238,9 @@ impl<'a, D: Device> Run<'a, D> {
         }
     }
 
-    fn take_going(&mut self, value: Value) -> Going<D> {
+    fn take_in_flight(&mut self, value: Value) -> CopiesInFlight<D> {
         match self.slots[value].take() {
-            Some(Slot::Going(going)) => going,
+            Some(Slot::CopiesInFlight(in_flight)) => in_flight,
             _ => unreachable!("{LOWERED}"),
         }
     }
@@ -483,22 +483,22 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Op::StartDispatch { route, x, to } => {
                 let copies = self.own(step, x);
-                let going = self.route(route).start_dispatch(ctx, copies)?;
-                self.slots[to] = Some(Slot::Going(going));
+                let in_flight = self.route(route).start_dispatch(ctx, copies)?;
+                self.slots[to] = Some(Slot::CopiesInFlight(in_flight));
             }
             Op::FinishDispatch { route, x, to } => {
-                let going = self.take_going(x);
-                let received = self.route(route).finish_dispatch(ctx, going)?;
+                let in_flight = self.take_in_flight(x);
+                let received = self.route(route).finish_dispatch(ctx, in_flight)?;
                 self.set_received(to, received);
             }
             Op::StartCombine { route, x, to } => {
                 let made = self.taken(step, x);
-                let going = self.route(route).start_combine(ctx, made)?;
-                self.slots[to] = Some(Slot::Going(going));
+                let in_flight = self.route(route).start_combine(ctx, made)?;
+                self.slots[to] = Some(Slot::CopiesInFlight(in_flight));
             }
             Op::FinishCombine { route, x, to } => {
-                let going = self.take_going(x);
-                let copies = self.route(route).finish_combine(ctx, going)?;
+                let in_flight = self.take_in_flight(x);
+                let copies = self.route(route).finish_combine(ctx, in_flight)?;
                 self.set(to, copies);
             }
             Op::Route { field, x, chunk, to } => {

@@ -155,7 +155,7 @@ pub enum Type {
     /// One number for each copy.
     CopyNumbers,
     /// Copies on their way to experts, or back.
-    Going(Width),
+    CopiesInFlight(Width),
     /// Sums over chunks of the gradients of queries, keys and values.
     AttentionSums,
 }

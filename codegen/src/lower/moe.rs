@@ -20,7 +20,7 @@ pub(super) struct Sent {
     h: Value,
     route: Value,
     /// Their copies: received, or in flight.
-    going: Value,
+    in_flight: Value,
 }
 
 /// What this rank's experts make of the rows that they receive.
@@ -49,13 +49,13 @@ pub(super) struct Routed {
 /// Gradients of results on their way to experts.
 pub(super) struct SentBack {
     weights: Value,
-    going: Value,
+    in_flight: Value,
 }
 
 const INNER: Type = Type::Received(Width::ExpertFfn);
 const RECEIVED: Type = Type::Received(Width::Hidden);
 const COPIES: Type = Type::Copies(Width::Hidden);
-const GOING: Type = Type::Going(Width::Hidden);
+const IN_FLIGHT: Type = Type::CopiesInFlight(Width::Hidden);
 
 impl Moe {
     pub(super) fn fields(b: &mut Builder<'_>, model: &ModelSpec) -> Self {
@@ -82,13 +82,13 @@ impl Moe {
             b.push(Op::NoteLoad { field, route });
         }
         let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });
-        Sent { h, route, going: dispatch(b, "received", route, copies) }
+        Sent { h, route, in_flight: dispatch(b, "received", route, copies) }
     }
 
     /// What experts make of the rows that they receive.
     pub(super) fn compute(&self, b: &mut Builder<'_>, sent: &Sent) -> Computed {
         let route = sent.route;
-        let received = arrived(b, "received", route, sent.going);
+        let received = arrived(b, "received", route, sent.in_flight);
         let x = received;
         let gate =
             self.gate.map(|field| b.op("gate", INNER, |to| Op::ExpertLinear { field, x, to }));
@@ -121,13 +121,13 @@ impl Moe {
         let &Routed { route, results, .. } = of;
         let [to, weights] = [b.value("dresults", COPIES), b.value("dweights", Type::CopyNumbers)];
         b.push(Op::WeightedSumBackward { route, x: results, dy, to, weights });
-        SentBack { weights, going: dispatch(b, "dmade", route, to) }
+        SentBack { weights, in_flight: dispatch(b, "dmade", route, to) }
     }
 
     /// The gradients of what experts received, on their way back.
     pub(super) fn compute_back(&self, b: &mut Builder<'_>, of: &Routed, back: &SentBack) -> Value {
         let &Routed { route, received, gate, up, product, .. } = of;
-        let dmade = arrived(b, "dmade", route, back.going);
+        let dmade = arrived(b, "dmade", route, back.in_flight);
         let field = self.down;
         let dinner = b.op("dinner", INNER, |to| Op::ExpertBackward { field, dy: dmade, to });
         b.push(Op::ExpertWeights { field, x: product, dy: dmade });
@@ -184,7 +184,7 @@ impl Moe {
 fn dispatch(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
     match b.chunk {
         None => b.op(name, RECEIVED, |to| Op::Dispatch { route, x, to }),
-        Some(_) => b.op(going(name), GOING, |to| Op::StartDispatch { route, x, to }),
+        Some(_) => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartDispatch { route, x, to }),
     }
 }
 
@@ -200,7 +200,7 @@ fn arrived(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
 fn combine(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
     match b.chunk {
         None => b.op(name, COPIES, |to| Op::Combine { route, x, to }),
-        Some(_) => b.op(going(name), GOING, |to| Op::StartCombine { route, x, to }),
+        Some(_) => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartCombine { route, x, to }),
     }
 }
 
@@ -212,6 +212,6 @@ fn home(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
     }
 }
 
-fn going(name: &str) -> String {
-    format!("{name}_going")
+fn in_flight_name(name: &str) -> String {
+    format!("{name}_in_flight")
 }

@@ -67,7 +67,7 @@ impl Statements<'_> {
     /// Bytes of a value of copies.
     fn copies_bytes(&self, value: Value) -> u64 {
         match self.segment.values[value].of {
-            Type::Copies(width) | Type::Going(width) => {
+            Type::Copies(width) | Type::CopiesInFlight(width) => {
                 let sizes = &self.lowered.sizes;
                 self.cut(value, sizes.copies() * sizes.columns(width) * self.element_bytes)
             }
@@ -132,7 +132,7 @@ impl Statements<'_> {
                 scores + sizes.copies() * (wide + ROUTE_BYTES) + received
             }
             Type::CopyNumbers => sizes.copies() * wide,
-            Type::Stream | Type::InFlight(..) | Type::Going(_) | Type::AttentionSums => 0,
+            Type::Stream | Type::InFlight(..) | Type::CopiesInFlight(_) | Type::AttentionSums => 0,
         };
         values.iter().map(|value| self.cut(*value, of(value))).sum()
     }

@@ -37,7 +37,7 @@ pub fn type_name(lowered: &Lowered, value: &Named) -> String {
         Type::Statistics | Type::HeadStatistics(_) | Type::TokenStatistics => "Statistics<D>",
         Type::LogSumExp => "LogSumExp<D>",
         Type::TokenNumbers => "Numbers<D, Whole, TOKENS>",
-        Type::Going(_) => "Going<D, HIDDEN>",
+        Type::CopiesInFlight(_) => "CopiesInFlight<D, HIDDEN>",
         Type::AttentionSums => "AttentionSums<D>",
     };
     match (value.of, value.chunked) {

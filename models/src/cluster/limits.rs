@@ -11,6 +11,7 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
         "hbm_bytes_per_s" => (1e6, 1e16),
         "reserved_bytes" | "buffer_bytes" => (0.0, 1e15),
         "sms" => (1.0, 1e6),
+        "dispatch_sms" => (0.0, 1e6),
         "kernel_launch_s" => (0.0, 1.0),
 
         "gpus" => (1.0, 1e9),

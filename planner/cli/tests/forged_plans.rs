@@ -64,7 +64,14 @@ impl Said {
 
 fn edited(plan: &Value, pointer: &str, value: Value) -> Option<Plan> {
     let mut plan = plan.clone();
-    *plan.pointer_mut(pointer).unwrap_or_else(|| panic!("no {pointer}")) = value;
+    match plan.pointer_mut(pointer) {
+        Some(found) => *found = value,
+        // A field that is left out where it is empty.
+        None => {
+            let (parent, field) = pointer.rsplit_once('/').expect("a pointer starts with a slash");
+            plan.pointer_mut(parent).unwrap_or_else(|| panic!("no {parent}"))[field] = value;
+        }
+    }
     serde_json::from_value(plan).ok()
 }
 

@@ -12,9 +12,6 @@ use models::formulas::ampipe::{self, Chunk, Interference};
 use models::layer::{self, Gemm, LocalHeads};
 use models::model::LayerKind;
 
-/// Multiprocessors that an all-to-all takes from the kernels beside it: NCCL's blocks, two a link,
-/// are 16 on A800. DeepSeek-V3 sets 20 of 132 apart (arXiv 2412.19437, section 3.2.2).
-const SENDING_SMS: f64 = 16.0;
 /// Kernels that a further chunk adds, forward and backward, of attention and routing and of experts
 /// (`AttMoEPipe` of AMPipe's code).
 const ATTENTION_KERNELS: [f64; 2] = [16.0, 24.0];
@@ -78,8 +75,8 @@ impl LayerPricer<'_> {
     /// Kernels are placed on multiprocessors in the order in which they start: an all-to-all takes
     /// its own only when the kernels before it leave some.
     fn interference(&self) -> Interference {
-        let sms = self.cluster.device.sms as f64;
-        Interference { slowdown: sms / (sms - SENDING_SMS).max(sms / 2.0), late: true }
+        let (sms, taken) = (self.cluster.device.sms as f64, self.cluster.software.dispatch_sms);
+        Interference { slowdown: sms / (sms - taken).max(sms / 2.0), late: true }
     }
 
     fn chunked(&self, kind: LayerKind, shape: &Shape, attention: &ThreePasses) -> Chunked {
@@ -122,7 +119,11 @@ impl LayerPricer<'_> {
     fn attention_chunk(&self, kind: LayerKind, shape: &Shape, number: u64, degree: u64) -> Both {
         let mut core = self.core_shape(kind, shape);
         core.query_len /= degree;
-        if shape.split.cp == 1 {
+        // Where a rank has several runs of rows, of sequences or of tensor-parallel ranks, a chunk
+        // has queries of each, and chunks see about as many keys.
+        let split = &shape.split;
+        let runs = split.micro_batch * if split.sequence_parallel { split.tp } else { 1 };
+        if split.cp == 1 && runs == 1 {
             core.key_len = core.key_len / degree * (number + 1);
             core.last_queries = true;
         }

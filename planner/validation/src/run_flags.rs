@@ -14,18 +14,14 @@ use std::path::Path;
 
 /// The file of presets, beside the measurements.
 const PRESETS: &str = "bridge_flags.csv";
-/// Most layers of a model.
-const MAX_LAYERS: u64 = 2000;
 
 /// What a release's preset for a row's model, GPU and number format sets beyond the row's columns
 /// (Megatron-Bridge, `scripts/performance/configs` and `perf_recipes`). An empty cell is not set.
+/// Columns without a price are not read: offloaded activations, the pipeline's layout.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Preset {
     /// The row.
     id: String,
-    /// Layers whose activations are kept in host memory (`cpu_offloading_num_layers`).
-    #[serde(rename = "activation_offload_layers")]
-    pub offloaded_layers: Option<u64>,
     /// What captures CUDA graphs: `full_iteration`, `transformer_engine`, `local`, `none`.
     cuda_graph_impl: String,
     /// Modules that are captured, as a list of names.
@@ -61,11 +57,11 @@ impl Preset {
         for preset in csv::Reader::from_reader(source.text().as_bytes()).deserialize() {
             let preset: Self = preset.map_err(refused)?;
             let within = |number: Option<u64>, most| number.is_none_or(|n| (1..=most).contains(&n));
-            if !within(preset.offloaded_layers, MAX_LAYERS) || !within(preset.etp, MAX_RANKS) {
+            if !within(preset.etp, MAX_RANKS) {
                 let message =
                     format!("the preset of row `{}` is beyond limits", quotable(&preset.id));
                 return Err(InputError::new(message)
-                    .help(format!("valid: up to {MAX_LAYERS} layers and {MAX_RANKS} ranks")));
+                    .help(format!("valid: up to {MAX_RANKS} ranks that split an expert")));
             }
             found.insert(preset.id.clone(), preset);
         }
@@ -187,8 +183,7 @@ mod tests {
         assert_eq!(of("mb-091"), ([true, true, false], true, up));
         assert_eq!(of("mb-096"), ([false; 3], false, norms));
         assert_eq!(of("mb-228"), ([true, true, false], false, nothing));
-        let sharded = &presets["mb-077"];
-        assert_eq!((sharded.offloaded_layers, sharded.fully_sharded()), (Some(40), true));
+        assert!(presets["mb-077"].fully_sharded());
         assert!(Preset::beside(Path::new("/nowhere/measured.csv")).expect("no file").is_empty());
     }
 

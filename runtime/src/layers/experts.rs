@@ -34,7 +34,7 @@ pub struct Copies<D: Space, const C: usize>(Rc<Buffer<D>>);
 
 /// Copies on their way to experts, or back.
 #[must_use = "an exchange that nobody waits for may never finish"]
-pub struct Going<D: Device, const C: usize>(ops::Going<D>);
+pub struct CopiesInFlight<D: Device, const C: usize>(ops::CopiesInFlight<D>);
 
 /// The gradient of each copy's weight.
 #[must_use]
@@ -197,8 +197,8 @@ impl<D: Device> Route<D> {
         &self,
         ctx: &Context<'_, D>,
         copies: Copies<D, C>,
-    ) -> Result<Going<D, C>, CommError> {
-        self.0.start_dispatch(ctx, ctx.own(copies.0)).map(Going)
+    ) -> Result<CopiesInFlight<D, C>, CommError> {
+        self.0.start_dispatch(ctx, ctx.own(copies.0)).map(CopiesInFlight)
     }
 
     /// What came of [`Self::start_dispatch`].
@@ -208,9 +208,9 @@ impl<D: Device> Route<D> {
     pub fn finish_dispatch<const C: usize>(
         &self,
         ctx: &Context<'_, D>,
-        going: Going<D, C>,
+        in_flight: CopiesInFlight<D, C>,
     ) -> Result<Received<D, C>, CommError> {
-        self.0.finish_dispatch(ctx, going.0).map(Received)
+        self.0.finish_dispatch(ctx, in_flight.0).map(Received)
     }
 
     /// Starts [`Self::combine`]; what follows runs meanwhile.
@@ -221,8 +221,8 @@ impl<D: Device> Route<D> {
         &self,
         ctx: &Context<'_, D>,
         made: Received<D, C>,
-    ) -> Result<Going<D, C>, CommError> {
-        self.0.start_combine(ctx, made.0).map(Going)
+    ) -> Result<CopiesInFlight<D, C>, CommError> {
+        self.0.start_combine(ctx, made.0).map(CopiesInFlight)
     }
 
     /// What came of [`Self::start_combine`].
@@ -232,9 +232,9 @@ impl<D: Device> Route<D> {
     pub fn finish_combine<const C: usize>(
         &self,
         ctx: &Context<'_, D>,
-        going: Going<D, C>,
+        in_flight: CopiesInFlight<D, C>,
     ) -> Result<Copies<D, C>, CommError> {
-        self.0.finish_combine(ctx, going.0).map(|copies| Copies(Rc::new(copies)))
+        self.0.finish_combine(ctx, in_flight.0).map(|copies| Copies(Rc::new(copies)))
     }
 
     /// The sum of each row's copies by their weights.

@@ -65,7 +65,7 @@ pub use crate::ops::{
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, AttentionCore, AttentionSums, HeadGradients, Saved};
 pub use embedding::{Positions, TokenEmbedding};
-pub use experts::{Copies, CopyNumbers, Experts, Going, Received, Route, Router};
+pub use experts::{Copies, CopiesInFlight, CopyNumbers, Experts, Received, Route, Router};
 pub use fused_loss::{FusedLoss, OutputLayer};
 pub use group::{Group, InFlight};
 pub use head_norm::HeadNorm;

@@ -15,7 +15,7 @@ use kernels::Real;
 
 /// A copy's weight and token. Larger is better: weights are not negative, so their bits are in
 /// their order.
-type Rank = (u64, std::cmp::Reverse<i64>);
+type Precedence = (u64, std::cmp::Reverse<i64>);
 
 impl Router {
     /// Places in `chosen[r, k]` of the copies that experts take, in ascending order.
@@ -39,31 +39,31 @@ impl Router {
         }
         let copies = all.len() / 3;
         let capacity = (factor * copies as f64 / experts as f64).ceil() as usize;
-        let mut of_expert: Vec<Vec<Rank>> = vec![Vec::new(); experts];
+        let mut of_expert: Vec<Vec<Precedence>> = vec![Vec::new(); experts];
         for copy in all.chunks_exact(3) {
-            of_expert[copy[0] as usize].push(rank(copy[1], copy[2]));
+            of_expert[copy[0] as usize].push(precedence(copy[1], copy[2]));
         }
-        let least: Vec<Option<Rank>> =
-            of_expert.into_iter().map(|ranks| least_taken(ranks, capacity)).collect();
+        let least: Vec<Option<Precedence>> =
+            of_expert.into_iter().map(|copies| least_taken(copies, capacity)).collect();
         let taken = |&place: &usize| {
             let [expert, bits, token] = of(place);
-            least[expert as usize].is_none_or(|least| rank(bits, token) >= least)
+            least[expert as usize].is_none_or(|least| precedence(bits, token) >= least)
         };
         Ok((0..chosen.len()).filter(taken).collect())
     }
 }
 
-fn rank(bits: i64, token: i64) -> Rank {
+fn precedence(bits: i64, token: i64) -> Precedence {
     (bits as u64, std::cmp::Reverse(token))
 }
 
 /// The worst copy that is taken; `None` if all are.
-fn least_taken(mut ranks: Vec<Rank>, capacity: usize) -> Option<Rank> {
-    if ranks.len() <= capacity {
+fn least_taken(mut copies: Vec<Precedence>, capacity: usize) -> Option<Precedence> {
+    if copies.len() <= capacity {
         return None;
     }
-    ranks.sort_unstable_by(|a, b| b.cmp(a));
-    Some(ranks[capacity - 1])
+    copies.sort_unstable_by(|a, b| b.cmp(a));
+    Some(copies[capacity - 1])
 }
 
 /// Numbers in the global batch of the tokens of this rank's rows.
@@ -81,11 +81,11 @@ mod tests {
 
     #[test]
     fn the_largest_weights_stay_and_of_equal_ones_the_first_tokens() {
-        let of = |weight: f64, token| rank(weight.to_bits() as i64, token);
-        let ranks = vec![of(0.5, 7), of(0.25, 0), of(0.5, 3), of(0.75, 9)];
-        assert_eq!(least_taken(ranks.clone(), 1), Some(of(0.75, 9)));
-        assert_eq!(least_taken(ranks.clone(), 2), Some(of(0.5, 3)));
-        assert_eq!(least_taken(ranks.clone(), 3), Some(of(0.5, 7)));
-        assert_eq!(least_taken(ranks, 4), None);
+        let of = |weight: f64, token| precedence(weight.to_bits() as i64, token);
+        let copies = vec![of(0.5, 7), of(0.25, 0), of(0.5, 3), of(0.75, 9)];
+        assert_eq!(least_taken(copies.clone(), 1), Some(of(0.75, 9)));
+        assert_eq!(least_taken(copies.clone(), 2), Some(of(0.5, 3)));
+        assert_eq!(least_taken(copies.clone(), 3), Some(of(0.5, 7)));
+        assert_eq!(least_taken(copies, 4), None);
     }
 }

@@ -42,7 +42,7 @@ pub use fused_loss::{FusedLoss, OwnSums};
 pub use linear::{Linear, Matrix, declare_columns, declare_rows};
 pub use loss::{CrossEntropy, Softmax};
 pub use norm::{Norm, NormKind, Residual, Statistics};
-pub use router::{Going, Route, Router};
+pub use router::{CopiesInFlight, Route, Router};
 pub use router_losses::{BalanceOver, BalanceScope, RouterLog, RouterLosses};
 pub use vocabulary::{
     GradientParts, ShardKept, ShardLocal, ShardReduced, ShardSpec, SoftmaxSums, VocabularyShard,

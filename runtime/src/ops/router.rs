@@ -383,9 +383,9 @@ impl<D: Device> Route<D> {
         &self,
         ctx: &Context<'_, D>,
         copies: Buffer<D>,
-    ) -> Result<Going<D>, CommError> {
+    ) -> Result<CopiesInFlight<D>, CommError> {
         let counts = self.sent.iter().map(|count| count * self.columns).collect();
-        Going::start(ctx, copies.into_memory(), counts)
+        CopiesInFlight::start(ctx, copies.into_memory(), counts)
     }
 
     /// What came of [`Self::start_dispatch`].
@@ -395,11 +395,11 @@ impl<D: Device> Route<D> {
     pub fn finish_dispatch(
         &self,
         ctx: &Context<'_, D>,
-        going: Going<D>,
+        in_flight: CopiesInFlight<D>,
     ) -> Result<Received<D>, CommError> {
         let (device, arrivals, columns) = (ctx.device, self.arrivals(ctx)?, self.columns);
         let etp = ctx.expert_ranks().etp;
-        let mut memory = going.wait(ctx)?;
+        let mut memory = in_flight.wait(ctx)?;
         if etp.size() > 1 {
             let len = D::len(&memory);
             let mut to_all = device.zeros(len * etp.size());
@@ -437,7 +437,7 @@ impl<D: Device> Route<D> {
         &self,
         ctx: &Context<'_, D>,
         made: Received<D>,
-    ) -> Result<Going<D>, CommError> {
+    ) -> Result<CopiesInFlight<D>, CommError> {
         let (device, arrivals) = (ctx.device, self.arrivals(ctx)?);
         let etp = ctx.expert_ranks().etp;
         let (columns, rows) = (self.columns, made.rows);
@@ -460,7 +460,7 @@ impl<D: Device> Route<D> {
             device.round(sums.view(), D::view_mut(&mut memory, 0..len));
         }
         let from = &arrivals.from[etp.rank()];
-        Going::start(ctx, memory, from.iter().map(|count| count * columns).collect())
+        CopiesInFlight::start(ctx, memory, from.iter().map(|count| count * columns).collect())
     }
 
     /// What came of [`Self::start_combine`].
@@ -470,15 +470,15 @@ impl<D: Device> Route<D> {
     pub fn finish_combine(
         &self,
         ctx: &Context<'_, D>,
-        going: Going<D>,
+        in_flight: CopiesInFlight<D>,
     ) -> Result<Buffer<D>, CommError> {
-        going.wait(ctx).map(Buffer::apart)
+        in_flight.wait(ctx).map(Buffer::apart)
     }
 }
 
 /// Copies on their way between ranks with different experts.
 #[must_use = "an exchange that nobody waits for may never finish"]
-pub struct Going<D: Device>(On<D>);
+pub struct CopiesInFlight<D: Device>(On<D>);
 
 enum On<D: Device> {
     /// There is no other rank.
@@ -486,7 +486,7 @@ enum On<D: Device> {
     Moving(DeviceRequest<D, D::Stored>),
 }
 
-impl<D: Device> Going<D> {
+impl<D: Device> CopiesInFlight<D> {
     fn start(
         ctx: &Context<'_, D>,
         memory: D::Memory<D::Stored>,

@@ -133,8 +133,8 @@ impl RouterLog {
         let all = self.all.borrow();
         let (counts, groups) = match (scope, &*all) {
             (BalanceScope::MicroBatch, _) => (of_micro_batch(), self.micro_batches),
-            (BalanceScope::GlobalBatch, None) => (of_micro_batch(), 1.0),
-            (BalanceScope::GlobalBatch, Some(all)) => {
+            (BalanceScope::GlobalBatch, all) => {
+                let all = all.as_ref().expect("a backward pass has come, and counts before it");
                 let of_layer = |layer: usize| &all[layer * experts..][..experts];
                 let mut counts = of_layer(layer).to_vec();
                 if over == BalanceOver::AllLayers {
