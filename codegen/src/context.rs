@@ -69,6 +69,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "activation": activation(spec),
         "attention": attention(spec),
         "dropout": spec.dropout > 0.0,
+        "paired": sizes.paired,
         "dropout_p": float(spec.dropout),
         "rope_theta": option(sizes.rotary.then(|| float(spec.numerics.rope_theta))),
         "tied_table": option(
@@ -87,7 +88,8 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "last_table": last_takes_table(printer),
         "stages": stages(program),
         "rank_elements": shapes::rank_elements(program),
-        "passes": program.passes.iter().map(|passes| write_passes(passes)).collect::<Vec<_>>(),
+        "passes": program.passes.iter().map(write_passes).collect::<Vec<_>>(),
+        "has_pairs": program.passes.iter().any(|order| !order.pairs.is_empty()),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
         "ulysses": sizes.ulysses,
         "key_value_behind": sizes.columns(Width::KeyValueBehind),

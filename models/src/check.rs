@@ -305,11 +305,16 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     let valid = "true: with ep and tp above 1 ranks must hold different tokens";
     checks.that(apart, "decisions.sequence_parallel", d.sequence_parallel, valid);
     let chunks = match d.moe_overlap {
-        MoeOverlap::None => d.moe_overlap_degree == 1,
-        _ => d.moe_overlap_degree > 1 && d.ep > 1,
+        MoeOverlap::None | MoeOverlap::Pair => d.moe_overlap_degree == 1,
+        MoeOverlap::Tutel | MoeOverlap::Ampipe => d.moe_overlap_degree > 1,
     };
-    let valid = "1 without overlap; above 1 with it, and then ep above 1";
+    let valid = "above 1 with ampipe or tutel, else 1";
     checks.that(chunks, "decisions.moe_overlap_degree", d.moe_overlap_degree, valid);
+    let overlaps = d.moe_overlap == MoeOverlap::None || d.ep > 1;
+    checks.that(overlaps, "decisions.moe_overlap", d.moe_overlap, "none with ep 1");
+    let pairs = d.moe_overlap != MoeOverlap::Pair || d.schedule.has_pairs();
+    let valid = "dualpipe or dualpipe_v: moe_overlap pair needs a schedule with pairs";
+    checks.that(pairs, "decisions.schedule", d.schedule, valid);
     let word =
         |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
     let (found, model) = (d.capacity_factor, moe.capacity_factor);

@@ -10,7 +10,7 @@ use crate::mesh::{ExpertSplit, Mesh};
 use crate::model::{AuxOver, ModelSpec, Moe};
 use crate::placement::{RecomputeCounts, Stage, kind_name};
 use crate::plan::Plan;
-use crate::schedule::{Pass, ScheduleError, StageLayout, VocabPasses};
+use crate::schedule::{PassOrder, ScheduleError, StageLayout, VocabPasses};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
@@ -83,7 +83,7 @@ pub struct Program {
     /// Stages, in model order.
     pub stages: Vec<StageProgram>,
     /// For each pipeline rank, its passes in order.
-    pub passes: Vec<Vec<Pass>>,
+    pub passes: Vec<PassOrder>,
     /// What the plan expects on the fullest rank, bytes.
     pub planned_memory_bytes: u64,
 }
@@ -119,7 +119,7 @@ impl Program {
     pub fn of(plan: &Plan) -> Result<Self, ProgramError> {
         let program = Self::new(&plan.inputs.model, &plan.decisions, &plan.stages)?;
         Ok(match plan.own_order()? {
-            Some(schedule) => Self { passes: schedule.passes, ..program },
+            Some(schedule) => Self { passes: schedule.by_rank(), ..program },
             None => program,
         })
     }
@@ -144,7 +144,7 @@ impl Program {
             experts: model.moe.as_ref().map(|_| ExpertSplit { ep: d.ep, etp: d.etp }),
             moe_overlap: d.moe_overlap,
             moe_chunks: match d.moe_overlap {
-                MoeOverlap::None => 1,
+                MoeOverlap::None | MoeOverlap::Pair => 1,
                 MoeOverlap::Tutel | MoeOverlap::Ampipe => d.moe_overlap_degree as usize,
             },
             aux_scope: d.aux_scope,
@@ -164,7 +164,7 @@ impl Program {
             post_validation: d.post_validation,
             recompute_group: d.recompute_group as usize,
             stages: stages.iter().map(|stage| stage_program(model, stage)).collect(),
-            passes: schedule.passes,
+            passes: schedule.by_rank(),
             planned_memory_bytes: memory.iter().map(|rank| rank.total).max().unwrap_or(0),
         })
     }
@@ -299,8 +299,14 @@ fn refuse_expert_splits(model: &ModelSpec, moe: &Moe, d: &Decisions, refused: &m
 
 /// Chunks of rows that ranks cannot cut.
 fn refuse_chunks(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
-    if d.moe_overlap == MoeOverlap::None {
-        return;
+    match d.moe_overlap {
+        MoeOverlap::None => return,
+        MoeOverlap::Pair => {
+            let valid = "1 with moe_overlap pair";
+            refused.unless(d.recompute_group == 1, "recompute_group", d.recompute_group, valid);
+            return;
+        }
+        MoeOverlap::Tutel | MoeOverlap::Ampipe => {}
     }
     let ranks = d.cp * if d.sequence_parallel { d.tp } else { 1 };
     let rows = d.micro_batch * model.seq_len / ranks;

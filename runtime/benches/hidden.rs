@@ -74,7 +74,7 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
         post_validation: false,
         recompute_group: 1,
         stages: vec![StageProgram { first_layer: 0, recompute }],
-        passes: schedule.passes,
+        passes: schedule.by_rank(),
         planned_memory_bytes: 0,
     }
 }

@@ -72,7 +72,7 @@ fn program(model: &ModelSpec, tp: u64, pp: u64, dp: u64, sequence_parallel: bool
         post_validation: false,
         recompute_group: 1,
         stages: (0..pp as usize).map(stage).collect(),
-        passes: schedule.passes,
+        passes: schedule.by_rank(),
         planned_memory_bytes: 0,
     }
 }

@@ -1,6 +1,6 @@
 //! The passes of each pipeline rank, as a trainer writes them.
 
-use models::schedule::{Pass, parse_passes};
+use models::schedule::{PassOrder, parse_passes};
 use std::ops::Deref;
 use std::panic::Location;
 
@@ -22,32 +22,32 @@ impl<const PP: usize> PassTable<PP> {
 
     /// The passes. What is wrong with them is reported when the trainer starts.
     pub fn read(&self) -> Passes {
-        let mut passes = Vec::with_capacity(PP);
+        let mut orders = Vec::with_capacity(PP);
         let mut wrong = None;
         for (rank, line) in self.lines.iter().enumerate() {
             let read = parse_passes(line).map_err(|error| format!("pipeline rank {rank}: {error}"));
-            passes.push(read.unwrap_or_else(|problem| {
+            orders.push(read.unwrap_or_else(|problem| {
                 wrong.get_or_insert(problem);
-                Vec::new()
+                PassOrder::default()
             }));
         }
-        Passes { passes, at: Some(self.at), wrong }
+        Passes { orders, at: Some(self.at), wrong }
     }
 }
 
 /// For each pipeline rank, its passes in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Passes {
-    passes: Vec<Vec<Pass>>,
+    orders: Vec<PassOrder>,
     /// Where in the trainer they stand, if they stand there.
     at: Option<&'static Location<'static>>,
     /// Why they cannot be read.
     wrong: Option<String>,
 }
 
-impl From<Vec<Vec<Pass>>> for Passes {
-    fn from(passes: Vec<Vec<Pass>>) -> Self {
-        Self { passes, at: None, wrong: None }
+impl From<Vec<PassOrder>> for Passes {
+    fn from(orders: Vec<PassOrder>) -> Self {
+        Self { orders, at: None, wrong: None }
     }
 }
 
@@ -65,9 +65,9 @@ impl Passes {
 }
 
 impl Deref for Passes {
-    type Target = [Vec<Pass>];
+    type Target = [PassOrder];
 
-    fn deref(&self) -> &[Vec<Pass>] {
-        &self.passes
+    fn deref(&self) -> &[PassOrder] {
+        &self.orders
     }
 }

@@ -7,7 +7,7 @@ use crate::passes::Passes;
 use crate::state::shards::Zero;
 use crate::step_time::StepTime;
 use models::mesh::{ExpertSplit, Mesh};
-use models::schedule::{Pass, StageLayout, VocabPasses, forwards_come_first};
+use models::schedule::{PassOrder, StageLayout, VocabPasses, forwards_come_first};
 
 /// A trainer, apart from its layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -192,7 +192,7 @@ impl TrainerSpec {
                     .to_owned(),
             );
         }
-        let waits = |passes: &Vec<Pass>| forwards_come_first(passes);
+        let waits = |order: &PassOrder| forwards_come_first(&order.passes);
         (global && !self.passes.iter().all(waits)).then(|| {
             "a balance loss of the global batch, with a schedule whose backward passes begin              before its last forward pass; valid: all forward passes first"
                 .to_owned()

@@ -193,6 +193,49 @@ fn chunks_change_no_bit_but_of_named_sums() {
     }
 }
 
+/// The splits whose schedule has pairs.
+fn in_pairs() -> Vec<Split> {
+    let one = Split {
+        sequence_parallel: true,
+        moe_overlap: MoeOverlap::Pair,
+        schedule: ScheduleName::DualPipeV,
+        pp: 2,
+        vpp: 2,
+        dp: 2,
+        micro_batch: 1,
+        ..Split::default()
+    };
+    vec![
+        Split { ep: 2, ..one },
+        Split { tp: 2, ep: 2, etp: 2, ..one },
+        Split { tp: 2, ep: 4, recompute: Recompute::Selective, ..one },
+        Split { ep: 2, recompute: Recompute::Full, zero: 1, ..one },
+        Split { ep: 2, zero: 3, ..one },
+        Split { cp: 2, ep: 4, ..one },
+    ]
+}
+
+#[test]
+fn pairs_give_one_ranks_numbers() {
+    for case in CASES {
+        let reference = train::<f64>(case, &Split::default(), 2);
+        for split in in_pairs() {
+            assert!(split.exists(), "{split:?}");
+            compare(&format!("{case} {split:?}"), &train::<f64>(case, &split, 2), &reference);
+        }
+    }
+}
+
+/// Passes that let each other run compute what they compute one after the other.
+#[test]
+fn pairs_change_no_bit() {
+    for split in in_pairs() {
+        let together = train::<f32>("deepseek_v3", &split, 2);
+        let alone = Split { moe_overlap: MoeOverlap::None, ..split };
+        assert!(together == train::<f32>("deepseek_v3", &alone, 2), "{split:?}");
+    }
+}
+
 fn mixtral(capacity_factor: Option<f64>) -> ModelSpec {
     let mut model = model("mixtral");
     model.moe.as_mut().unwrap().capacity_factor = capacity_factor;

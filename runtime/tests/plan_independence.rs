@@ -7,7 +7,7 @@ use common::{Run, Split, distance, golden, model, open, train_program};
 use models::decisions::CpStyle;
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
-use models::schedule::{Pass, PassKind, ScheduleName, StageLayout};
+use models::schedule::{Pass, PassKind, PassOrder, ScheduleName, StageLayout};
 use runtime::data::{Sample, Samples};
 use runtime::{Error, Reduction};
 
@@ -123,9 +123,9 @@ fn masked_labels_that_replicas_have_unequally_many_of() {
 
 /// Cuts every backward pass in two, and delays the second half to the pipeline rank's next
 /// backward.
-fn cut(passes: &[Pass]) -> Vec<Pass> {
+fn cut(order: &PassOrder) -> PassOrder {
     let (mut cut, mut waiting) = (Vec::new(), None);
-    for &pass in passes {
+    for &pass in &order.passes {
         if pass.kind == PassKind::BW {
             cut.push(Pass { kind: PassKind::B, ..pass });
             cut.extend(waiting.replace(Pass { kind: PassKind::W, ..pass }));
@@ -134,7 +134,7 @@ fn cut(passes: &[Pass]) -> Vec<Pass> {
         }
     }
     cut.extend(waiting);
-    cut
+    cut.into()
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_backward_pass_cut_in_two() {
         for split in splits() {
             let whole = split.program(&model);
             let mut halved = whole.clone();
-            halved.passes = whole.passes.iter().map(|passes| cut(passes)).collect();
+            halved.passes = whole.passes.iter().map(cut).collect();
             assert_ne!(whole.passes, halved.passes);
             let train = |program| train_program::<f32>(program, &split, 2, Some(case), &*samples);
             assert!(train(&whole) == train(&halved), "{case} {split:?}");
@@ -161,7 +161,7 @@ fn down_and_up(program: &mut Program) {
     let (f, bw) = (PassKind::F, PassKind::BW);
     let each = |k: u32| passes([(f, 0), (f, 1), (bw, 1), (bw, 0)], k);
     let all: Vec<Pass> = (0..program.micro_batches as u32).flat_map(each).collect();
-    program.passes = vec![all; 2];
+    program.passes = vec![all.into(); 2];
 }
 
 #[test]
@@ -183,12 +183,13 @@ fn stages_in_a_v() {
         let whole = train_program::<f64>(&program, &split, 2, Some(case), &*samples);
         same(&whole, &reference, &format!("{case} in a V"));
         // The output layer's weight gradients last of all, after the embedding's.
-        for passes in &mut program.passes {
-            let (late, mut early): (Vec<Pass>, Vec<Pass>) = cut(passes)
+        for order in &mut program.passes {
+            let (late, mut early): (Vec<Pass>, Vec<Pass>) = cut(order)
+                .passes
                 .into_iter()
                 .partition(|pass| pass.kind == PassKind::W && pass.chunk == 1);
             early.extend(late);
-            *passes = early;
+            order.passes = early;
         }
         let halved = train_program::<f64>(&program, &split, 2, Some(case), &*samples);
         same(&halved, &reference, &format!("{case} in a V, cut"));

@@ -181,7 +181,7 @@ impl Case {
             post_validation: false,
             recompute_group: 1,
             stages,
-            passes: schedule.passes,
+            passes: schedule.by_rank(),
             planned_memory_bytes: 0,
             model: eight(self.tied, self.vocab),
         }
@@ -482,7 +482,7 @@ fn passes_of_the_input_layer_are_asked_for() {
     let case = busy().find(|case| case.place.passes().is_some()).unwrap();
     let (mut program, split, samples) = (case.program(), case.split(), Made(case.vocab));
     let is_input = |pass: &Pass| matches!(pass.kind, PassKind::IF | PassKind::IB);
-    program.passes.iter_mut().for_each(|order| order.retain(|pass| !is_input(pass)));
+    program.passes.iter_mut().for_each(|order| order.passes.retain(|pass| !is_input(pass)));
     let run = |world| {
         let device = Host::<f64>::serial();
         let stages = Direct::new(&program);

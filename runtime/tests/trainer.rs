@@ -133,6 +133,7 @@ fn check_passes(program: &Program, rank: &Value) {
     let ran: Vec<&str> =
         rank["passes"].as_array().unwrap().iter().map(|pass| pass.as_str().unwrap()).collect();
     let planned: Vec<String> = program.passes[pp_rank]
+        .passes
         .iter()
         .map(|pass| format!("{:?}{}.{}", pass.kind, pass.micro_batch, pass.chunk))
         .collect();

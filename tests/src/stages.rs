@@ -185,6 +185,8 @@ impl<'a> Maker<'a> {
             recompute,
             forward_s,
             backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][recompute],
+            alone_s: [forward_s, backward_s]
+                .map(|s| if self.pipeline.pairs { 0.1 * s } else { 0.0 }),
             weight_s,
             tail_s: self.tail_s * (states + extra_s),
             step_s: self.step_s * (states + extra_s),

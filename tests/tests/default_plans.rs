@@ -246,7 +246,7 @@ fn shrunk(case: &Case) -> Program {
         post_validation: d.post_validation,
         recompute_group: whole.recompute_group,
         stages,
-        passes: schedule.passes,
+        passes: schedule.by_rank(),
         planned_memory_bytes: 0,
     }
 }
@@ -278,7 +278,7 @@ fn alone(of: &Program) -> Program {
         post_validation: false,
         recompute_group: 1,
         stages: vec![StageProgram { first_layer: 0, recompute }],
-        passes: schedule.passes,
+        passes: schedule.by_rank(),
         ..of.clone()
     }
 }

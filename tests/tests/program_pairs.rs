@@ -246,7 +246,7 @@ impl Combination {
             post_validation: false,
             recompute_group: self.recompute_group,
             stages: self.stages(schedule.stages()),
-            passes: schedule.passes,
+            passes: schedule.by_rank(),
             planned_memory_bytes: 0,
         }
     }

@@ -1,7 +1,7 @@
 //! Runs the operations of one segment.
 
 use crate::parameters::Field;
-use codegen::lower::{self, Function, Op, Segment, Step, Value, dropout_place};
+use codegen::lower::{self, Function, Op, Segment, Sizes, Step, Value, dropout_place};
 use kernels::Output;
 use kernels::activation::Activation;
 use models::program::Recompute;
@@ -10,6 +10,7 @@ use runtime::ops::{
     self, AttentionSaved, AttentionSums, Chunk, Context, CopiesInFlight, Gradients, InFlight,
     Received, Residual, Route, Softmax, Statistics, activation,
 };
+use runtime::stages::pair::other_pass;
 use runtime::{Buffer, Device, WideBuffer};
 use std::rc::Rc;
 
@@ -64,8 +65,7 @@ pub struct Run<'a, D: Device> {
     fields: &'a [Field],
     activation: Activation,
     layer: usize,
-    /// Chunks in which rows pass through experts.
-    chunks: usize,
+    sizes: &'a Sizes,
     slots: Vec<Option<Slot<D>>>,
 }
 
@@ -80,22 +80,22 @@ impl<'a, D: Device> Run<'a, D> {
         fields: &'a [Field],
         activation: Activation,
         layer: usize,
-        chunks: usize,
+        sizes: &'a Sizes,
     ) -> Self {
         let slots = segment.values.iter().map(|_| None).collect();
-        Self { ctx, segment, fields, activation, layer, chunks, slots }
+        Self { ctx, segment, fields, activation, layer, sizes, slots }
     }
 
     /// Runs the forward pass.
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn forward(&mut self, given: Slot<D>) -> Result<Slot<D>, CommError> {
+    pub async fn forward(&mut self, given: Slot<D>) -> Result<Slot<D>, CommError> {
         let Function { input, steps, output, .. } = &self.segment.forward;
         if let Some(input) = input {
             self.slots[*input] = Some(given);
         }
-        self.steps(steps, None)?;
+        self.steps(steps, None).await?;
         Ok(self.slots[output.expect(LOWERED)].take().expect(LOWERED))
     }
 
@@ -109,7 +109,7 @@ impl<'a, D: Device> Run<'a, D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn restore(
+    pub async fn restore(
         &mut self,
         recompute: Recompute,
         kept: Vec<(Value, Slot<D>)>,
@@ -118,7 +118,7 @@ impl<'a, D: Device> Run<'a, D> {
             self.slots[value] = Some(slot);
         }
         match self.segment.restores.get(&recompute) {
-            Some(restore) => self.steps(&restore.steps, None),
+            Some(restore) => self.steps(&restore.steps, None).await,
             None => Ok(()),
         }
     }
@@ -127,7 +127,7 @@ impl<'a, D: Device> Run<'a, D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn backward(
+    pub async fn backward(
         &mut self,
         dy: Rc<Buffer<D>>,
         gradients: &mut Gradients<'_, D>,
@@ -137,7 +137,7 @@ impl<'a, D: Device> Run<'a, D> {
             if let Some(input) = input {
                 self.slots[*input] = Some(Slot::Tensor(passed));
             }
-            self.steps(steps, Some(gradients))?;
+            self.steps(steps, Some(gradients)).await?;
             passed = match output {
                 Some(output) => self.take(*output),
                 None => Rc::new(Buffer::empty()),
@@ -146,12 +146,16 @@ impl<'a, D: Device> Run<'a, D> {
         Ok(passed)
     }
 
-    fn steps(
+    async fn steps(
         &mut self,
         steps: &[Step],
         mut gradients: Option<&mut Gradients<'_, D>>,
     ) -> Result<(), CommError> {
         for step in steps {
+            let waits = matches!(step.op, Op::FinishDispatch { .. } | Op::FinishCombine { .. });
+            if waits && self.sizes.paired {
+                other_pass().await;
+            }
             self.step(step, &mut gradients)?;
             for &value in &step.last_uses {
                 self.slots[value] = None;
@@ -228,7 +232,10 @@ impl<'a, D: Device> Run<'a, D> {
 
     /// One of the chunks in which rows pass through experts; all rows if `None`.
     fn chunk(&self, index: Option<u64>) -> Chunk {
-        index.map_or(Chunk::WHOLE, |index| Chunk { index: index as usize, of: self.chunks })
+        index.map_or(Chunk::WHOLE, |index| Chunk {
+            index: index as usize,
+            of: self.sizes.chunks as usize,
+        })
     }
 
     fn take_sums(&mut self, value: Value) -> AttentionSums<D> {

@@ -9,6 +9,7 @@ use runtime::Buffer;
 use runtime::Device;
 use runtime::comm::CommError;
 use runtime::ops::{Context, Gradients, Residual};
+use runtime::stages::pair::{Running, alone};
 use runtime::stages::{Kept, Stage, StageOutput, StageResult, own};
 use runtime::state::params::{Inventory, ParameterSlice};
 use std::ops::Range;
@@ -141,7 +142,7 @@ impl DirectStage {
     }
 
     /// Runs the group that begins with part `first` again, then its backward passes.
-    fn group_backward<D: Device>(
+    async fn group_backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         first: usize,
@@ -156,17 +157,17 @@ impl DirectStage {
         for part in parts {
             let ctx = part.gathered(ctx)?;
             let mut run = self.run(&ctx, part);
-            passed = run.forward(passed)?;
+            passed = run.forward(passed).await?;
             all.push(run.keep(part.recompute));
         }
         let mut dy = dy;
         for (part, values) in parts.iter().zip(all).rev() {
-            dy = self.part_backward(ctx, part, values, dy, gradients)?;
+            dy = self.part_backward(ctx, part, values, dy, gradients).await?;
         }
         Ok(dy)
     }
 
-    fn part_backward<D: Device>(
+    async fn part_backward<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         part: &Part,
@@ -178,8 +179,8 @@ impl DirectStage {
         let reads_none = matches!(part.place, Place::First);
         let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
         let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
-        run.restore(part.recompute, kept)?;
-        let passed = run.backward(dy, gradients)?;
+        run.restore(part.recompute, kept).await?;
+        let passed = run.backward(dy, gradients).await?;
         gradients.complete_from(part.parameters.start)?;
         Ok(passed)
     }
@@ -190,8 +191,75 @@ impl DirectStage {
             Place::Layer(layer) => layer,
             _ => 0,
         };
-        let chunks = self.lowered.program.moe_chunks;
-        Run::new(ctx, segment, &part.fields, self.activation, layer, chunks)
+        Run::new(ctx, segment, &part.fields, self.activation, layer, &self.lowered.sizes)
+    }
+
+    async fn run_forward<D: Device>(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
+        let begins = matches!(self.parts.first(), Some(Part { place: Place::First, .. }));
+        let x = Rc::new(x);
+        let mut passed = match begins {
+            true => Slot::Tensor(x),
+            false => Slot::Stream(Residual::Whole(x)),
+        };
+        let mut kept = Vec::with_capacity(self.parts.len());
+        for (index, part) in self.parts.iter().enumerate() {
+            let group = self.group_from(index);
+            let mut input = None;
+            passed = match (group, passed) {
+                (Some(true), Slot::Stream(stream)) => {
+                    let whole = match stream {
+                        Residual::Whole(x) => x,
+                        sum @ Residual::Split(..) => Rc::new(sum.whole(ctx)),
+                    };
+                    input = Some(whole.clone());
+                    Slot::Stream(Residual::Whole(whole))
+                }
+                (_, passed) => passed,
+            };
+            let ctx = part.gathered(ctx)?;
+            let mut run = self.run(&ctx, part);
+            passed = run.forward(passed).await?;
+            kept.push(match (group, input) {
+                (None, _) => PartKept::Values(run.keep(part.recompute)),
+                (Some(_), Some(input)) => PartKept::Input(input),
+                (Some(_), None) => PartKept::Nothing,
+            });
+        }
+        let logits = self.parts.last().and_then(|part| {
+            segment(&self.lowered, part.place).values.iter().position(|of| of.name == "logits")
+        });
+        let output = match passed {
+            Slot::Stream(stream) => StageOutput::Stream(stream.whole(ctx)),
+            Slot::Tensor(x) => StageOutput::Stream(ctx.own(x)),
+            Slot::Wide(losses) => StageOutput::Losses(losses),
+            _ => unreachable!("segments return streams, tensors or losses"),
+        };
+        Ok((output, Box::new(StageKept { parts: kept, logits })))
+    }
+
+    async fn run_backward<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        kept: Box<dyn Kept<D>>,
+        dy: Buffer<D>,
+        gradients: &mut Gradients<'_, D>,
+    ) -> Result<Buffer<D>, CommError> {
+        let kept: StageKept<D> = own(kept);
+        let mut passed = Rc::new(dy);
+        for (index, kept) in kept.parts.into_iter().enumerate().rev() {
+            let part = &self.parts[index];
+            let values = match kept {
+                PartKept::Values(values) => values,
+                // It runs again with the first layer of its group.
+                PartKept::Nothing => continue,
+                PartKept::Input(stream) => {
+                    passed = self.group_backward(ctx, index, stream, passed, gradients).await?;
+                    continue;
+                }
+            };
+            passed = self.part_backward(ctx, part, values, passed, gradients).await?;
+        }
+        Ok(ctx.own(passed))
     }
 }
 
@@ -218,46 +286,7 @@ impl<D: Device> Stage<D> for DirectStage {
     }
 
     fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
-        let begins = matches!(self.parts.first(), Some(Part { place: Place::First, .. }));
-        let x = Rc::new(x);
-        let mut passed = match begins {
-            true => Slot::Tensor(x),
-            false => Slot::Stream(Residual::Whole(x)),
-        };
-        let mut kept = Vec::with_capacity(self.parts.len());
-        for (index, part) in self.parts.iter().enumerate() {
-            let group = self.group_from(index);
-            let mut input = None;
-            passed = match (group, passed) {
-                (Some(true), Slot::Stream(stream)) => {
-                    let whole = match stream {
-                        Residual::Whole(x) => x,
-                        sum @ Residual::Split(..) => Rc::new(sum.whole(ctx)),
-                    };
-                    input = Some(whole.clone());
-                    Slot::Stream(Residual::Whole(whole))
-                }
-                (_, passed) => passed,
-            };
-            let ctx = part.gathered(ctx)?;
-            let mut run = self.run(&ctx, part);
-            passed = run.forward(passed)?;
-            kept.push(match (group, input) {
-                (None, _) => PartKept::Values(run.keep(part.recompute)),
-                (Some(_), Some(input)) => PartKept::Input(input),
-                (Some(_), None) => PartKept::Nothing,
-            });
-        }
-        let logits = self.parts.last().and_then(|part| {
-            segment(&self.lowered, part.place).values.iter().position(|of| of.name == "logits")
-        });
-        let output = match passed {
-            Slot::Stream(stream) => StageOutput::Stream(stream.whole(ctx)),
-            Slot::Tensor(x) => StageOutput::Stream(ctx.own(x)),
-            Slot::Wide(losses) => StageOutput::Losses(losses),
-            _ => unreachable!("segments return streams, tensors or losses"),
-        };
-        Ok((output, Box::new(StageKept { parts: kept, logits })))
+        alone(self.run_forward(ctx, x))
     }
 
     fn backward(
@@ -267,21 +296,24 @@ impl<D: Device> Stage<D> for DirectStage {
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
-        let kept: StageKept<D> = own(kept);
-        let mut passed = Rc::new(dy);
-        for (index, kept) in kept.parts.into_iter().enumerate().rev() {
-            let part = &self.parts[index];
-            let values = match kept {
-                PartKept::Values(values) => values,
-                // It runs again with the first layer of its group.
-                PartKept::Nothing => continue,
-                PartKept::Input(stream) => {
-                    passed = self.group_backward(ctx, index, stream, passed, gradients)?;
-                    continue;
-                }
-            };
-            passed = self.part_backward(ctx, part, values, passed, gradients)?;
-        }
-        Ok(ctx.own(passed))
+        alone(self.run_backward(ctx, kept, dy, gradients))
+    }
+
+    fn start_forward<'a>(
+        &'a self,
+        ctx: &'a Context<'_, D>,
+        x: Buffer<D>,
+    ) -> Running<'a, StageResult<D>> {
+        Box::pin(self.run_forward(ctx, x))
+    }
+
+    fn start_backward<'a>(
+        &'a self,
+        ctx: &'a Context<'_, D>,
+        kept: Box<dyn Kept<D>>,
+        dy: Buffer<D>,
+        gradients: &'a mut Gradients<'_, D>,
+    ) -> Running<'a, Result<Buffer<D>, CommError>> {
+        Box::pin(self.run_backward(ctx, kept, dy, gradients))
     }
 }

@@ -44,7 +44,7 @@ impl Block {
 pub(super) fn lower(b: &mut Builder<'_>, of: &ExpertLayer, overlap: MoeOverlap) -> Layer {
     match overlap {
         MoeOverlap::Ampipe => of.in_chunks(b),
-        MoeOverlap::None | MoeOverlap::Tutel => of.behind_attention(b),
+        MoeOverlap::None | MoeOverlap::Tutel | MoeOverlap::Pair => of.behind_attention(b),
     }
 }
 

@@ -180,35 +180,40 @@ impl Moe {
     }
 }
 
-/// Copies to the ranks of their experts: at once, or on their way if a chunk is open.
+/// Whether something runs while rows are on their way: another chunk, or the other pass of a pair.
+fn overlaps(b: &Builder<'_>) -> bool {
+    b.chunk.is_some() || b.sizes.paired
+}
+
+/// Copies to the ranks of their experts: at once, or on their way if something runs meanwhile.
 fn dispatch(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
-    match b.chunk {
-        None => b.op(name, RECEIVED, |to| Op::Dispatch { route, x, to }),
-        Some(_) => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartDispatch { route, x, to }),
+    match overlaps(b) {
+        false => b.op(name, RECEIVED, |to| Op::Dispatch { route, x, to }),
+        true => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartDispatch { route, x, to }),
     }
 }
 
 /// What came of [`dispatch`].
 fn arrived(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
-    match b.chunk {
-        None => x,
-        Some(_) => b.op(name, RECEIVED, |to| Op::FinishDispatch { route, x, to }),
+    match overlaps(b) {
+        false => x,
+        true => b.op(name, RECEIVED, |to| Op::FinishDispatch { route, x, to }),
     }
 }
 
 /// What experts made back to the ranks of the copies, at once or on its way.
 fn combine(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
-    match b.chunk {
-        None => b.op(name, COPIES, |to| Op::Combine { route, x, to }),
-        Some(_) => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartCombine { route, x, to }),
+    match overlaps(b) {
+        false => b.op(name, COPIES, |to| Op::Combine { route, x, to }),
+        true => b.op(in_flight_name(name), IN_FLIGHT, |to| Op::StartCombine { route, x, to }),
     }
 }
 
 /// What came of [`combine`].
 fn home(b: &mut Builder<'_>, name: &str, route: Value, x: Value) -> Value {
-    match b.chunk {
-        None => x,
-        Some(_) => b.op(name, COPIES, |to| Op::FinishCombine { route, x, to }),
+    match overlaps(b) {
+        false => x,
+        true => b.op(name, COPIES, |to| Op::FinishCombine { route, x, to }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Shapes on one rank, and the numbers of a model that its layers need.
 
 use super::{Placement, Rows, Type, Width};
+use models::decisions::MoeOverlap;
 use models::layer::LocalHeads;
 use models::mesh::ExpertSplit;
 use models::model::{ModelSpec, NormKind, Positions};
@@ -43,6 +44,8 @@ pub struct Sizes {
     pub ffn: u64,
     /// Chunks in which rows pass through experts.
     pub chunks: u64,
+    /// Whether the other pass of a pair runs where this one would wait for rows for experts.
+    pub paired: bool,
     /// Experts of a layer, of all ranks and of this one; 0 if there are none.
     pub experts: [u64; 2],
     /// Experts of a token.
@@ -107,6 +110,7 @@ impl Sizes {
             kv_heads: [model.attention.kv_heads, local.kv_heads],
             ffn: model.mlp.ffn,
             chunks: program.moe_chunks as u64,
+            paired: program.moe_overlap == MoeOverlap::Pair,
             experts: [experts, experts / split.ep],
             top_k,
             expert_ffn: [expert_ffn, expert_ffn / split.etp],

@@ -343,7 +343,8 @@ fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<St
     let all = names(print, &segment.read);
     let mut lines = print.gathers("parameters", BODY);
     if restores {
-        lines.push("let values = self.restore(ctx, kept)?;".to_owned());
+        let wait = if print.paired() { ".await" } else { "" };
+        lines.push(format!("let values = self.restore(ctx, kept){wait}?;"));
         lines.extend(listed(BODY, "let Values {", &all, "} = values;"));
     } else {
         lines.extend(listed(BODY, "let Kept {", &all, "} = kept;"));

@@ -265,6 +265,9 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         lines.push("let stream = Stream::begin(Rows::received(x));".to_owned());
     }
     lines.push(match lowered.program.recompute_group {
+        1 if lowered.sizes.paired => {
+            "let (stream, layers) = pair::forward_all(&self.layers, ctx, stream).await?;".to_owned()
+        }
         1 => "let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned(),
         _ => "let (stream, layers) = stages::forward_in_groups(&self.layers, GROUP, ctx, stream)?;"
             .to_owned(),
@@ -334,12 +337,14 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         lines.extend(of_last.completes("output_parameters", BODY));
     }
     let (how, layers) = match lowered.program.recompute_group {
-        1 => ("all", vec!["&self.layers"]),
-        _ => ("in_groups", vec!["&self.layers", "GROUP"]),
+        1 if lowered.sizes.paired => ("pair::backward_all", vec!["&self.layers"]),
+        1 => ("stages::backward_all", vec!["&self.layers"]),
+        _ => ("stages::backward_in_groups", vec!["&self.layers", "GROUP"]),
     };
+    let end = if lowered.sizes.paired { ").await?;" } else { ")?;" };
     let items = layers.into_iter().chain(["ctx", "layers", &passed, "gradients"]);
     let items: Vec<String> = items.map(str::to_owned).collect();
-    lines.extend(listed(BODY, &format!("let dx = stages::backward_{how}("), &items, ")?;"));
+    lines.extend(listed(BODY, &format!("let dx = {how}("), &items, end));
     if kind.input() {
         lines.extend(of_first.of(&into.steps, BODY));
         lines.extend(of_first.completes("parameters", BODY));

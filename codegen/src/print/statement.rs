@@ -25,10 +25,18 @@ impl<'a> Statements<'a> {
 
     fn lines(&self, step: &Step, indent: usize) -> Vec<String> {
         let code = self.code(step);
-        match self.note(&step.op) {
+        let lines = match self.note(&step.op) {
             Some(note) => commented(code, &note, indent),
             None => broken(code, indent),
-        }
+        };
+        let waits = matches!(step.op, Op::FinishDispatch { .. } | Op::FinishCombine { .. });
+        let before = (waits && self.lowered.sizes.paired).then(|| "other_pass().await;".to_owned());
+        before.into_iter().chain(lines).collect()
+    }
+
+    /// Whether passes can be those of pairs.
+    pub fn paired(&self) -> bool {
+        self.lowered.sizes.paired
     }
 
     /// Gathers the weights of the parameters in field `of`, if replicas share them.

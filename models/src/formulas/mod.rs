@@ -27,5 +27,6 @@ pub mod ampipe;
 pub mod attention;
 pub mod communication;
 pub mod flops;
+pub mod pairs;
 pub mod state;
 pub mod vocabulary;

@@ -126,6 +126,21 @@ pub struct Schedule {
     pub pairs: Vec<Vec<u32>>,
 }
 
+/// The passes of one pipeline rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PassOrder {
+    /// In order.
+    pub passes: Vec<Pass>,
+    /// Positions of forwards that run together with the next backward, as [`Schedule::pairs`].
+    pub pairs: Vec<u32>,
+}
+
+impl From<Vec<Pass>> for PassOrder {
+    fn from(passes: Vec<Pass>) -> Self {
+        Self { passes, pairs: Vec::new() }
+    }
+}
+
 /// How the vocabulary passes of an output layer that is split over the pipeline ranks wait for
 /// one another (Vocabulary Parallelism, section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -237,6 +252,13 @@ pub fn forwards_come_first(passes: &[Pass]) -> bool {
 }
 
 impl Schedule {
+    /// The passes of each pipeline rank, with those that run together.
+    pub fn by_rank(&self) -> Vec<PassOrder> {
+        let pairs = self.pairs.iter().cloned().chain(std::iter::repeat_with(Vec::new));
+        let order = |(passes, pairs): (&Vec<Pass>, _)| PassOrder { passes: passes.clone(), pairs };
+        self.passes.iter().zip(pairs).map(order).collect()
+    }
+
     /// Stages of the model: pipeline ranks times chunks, less where there are copies.
     pub fn stages(&self) -> usize {
         self.layout.stages(self.ranks, self.chunks)

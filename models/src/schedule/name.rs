@@ -315,6 +315,11 @@ impl ScheduleName {
         matches!(self, Self::Naive | Self::GPipe | Self::LoopedBfs)
     }
 
+    /// Whether forwards run together with backwards of other micro-batches, as pairs.
+    pub fn has_pairs(self) -> bool {
+        matches!(self, Self::DualPipe | Self::DualPipeV)
+    }
+
     /// Whether backward to weights has passes of its own.
     pub fn splits_backward(self) -> bool {
         !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera)

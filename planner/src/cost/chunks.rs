@@ -74,7 +74,7 @@ impl LayerPricer<'_> {
 
     /// Kernels are placed on multiprocessors in the order in which they start: an all-to-all takes
     /// its own only when the kernels before it leave some.
-    fn interference(&self) -> Interference {
+    pub(super) fn interference(&self) -> Interference {
         let (sms, taken) = (self.cluster.device.sms as f64, self.cluster.software.dispatch_sms);
         Interference { slowdown: sms / (sms - taken).max(sms / 2.0), late: true }
     }

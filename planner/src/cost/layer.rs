@@ -55,6 +55,8 @@ pub struct LayerCost {
     pub recompute: [Parts; 3],
     /// Activation bytes held from forward to backward, by `Recompute::ALL`.
     pub saved_bytes: [f64; 3],
+    /// With pairs: what a forward and a backward take longer where they run alone, s.
+    pub alone_s: [f64; 2],
 }
 
 /// Bytes that the embedding's gradient moves for each of its entries in every micro-batch. The
@@ -142,7 +144,9 @@ impl LayerPricer<'_> {
     ) -> LayerCost {
         let block = if kind.moe {
             match shape.moe_overlap {
-                MoeOverlap::None => self.expert_block(&pieces.attention, experts),
+                MoeOverlap::None | MoeOverlap::Pair => {
+                    self.expert_block(&pieces.attention, experts)
+                }
                 MoeOverlap::Tutel | MoeOverlap::Ampipe => {
                     self.chunked_experts(kind, shape, &pieces.attention, experts)
                 }
@@ -150,7 +154,11 @@ impl LayerPricer<'_> {
         } else {
             ThreePasses::default()
         };
-        self.layer_with(kind, shape, pieces, block)
+        let cost = self.layer_with(kind, shape, pieces, block);
+        match shape.moe_overlap {
+            MoeOverlap::Pair if kind.moe => self.paired(cost, pieces, experts),
+            _ => cost,
+        }
     }
 
     /// Lower bound on the cost of a layer whose experts' passes take at least `experts`.
@@ -210,6 +218,7 @@ impl LayerPricer<'_> {
             backward_weight: self.at_least_host(backward_weight),
             recompute: [Parts::default(), selective, self.at_least_host(again)],
             saved_bytes: Recompute::ALL.map(|option| self.saved_bytes(kind, shape, option)),
+            alone_s: [0.0; 2],
         }
     }
 
@@ -719,6 +728,13 @@ pub struct Pieces {
     /// Projections and core.
     pub(super) attention: ThreePasses,
     selective: Parts,
+}
+
+impl Pieces {
+    /// The dense feed-forward block, or the shared experts.
+    pub(super) fn feed(&self) -> ThreePasses {
+        self.body.feed
+    }
 }
 
 /// A layer without its experts and its attention core.

@@ -6,5 +6,6 @@ pub mod collective;
 pub mod gemm;
 pub mod layer;
 pub mod memory_bound;
+mod pairs;
 pub mod parts;
 pub mod state;

@@ -25,11 +25,13 @@ pub struct Column {
     pub end: usize,
     /// Recompute choice: an index that only the maker of the column interprets.
     pub recompute: usize,
-    /// Forward pass of one micro-batch, s.
+    /// Forward pass of one micro-batch, s; as one of a pair, where passes of pairs are shorter.
     pub forward_s: f64,
     /// Backward pass of one micro-batch with its recomputation, s. Backward to inputs alone where
     /// the schedule splits it.
     pub backward_s: f64,
+    /// What a forward and a backward take longer alone than as one of a pair, s.
+    pub alone_s: [f64; 2],
     /// Weight gradients of one micro-batch, s, where the schedule splits the backward; else 0.
     pub weight_s: f64,
     /// Work for this stage between the rank's last pass and the global barrier, s.
@@ -43,6 +45,11 @@ pub struct Column {
 }
 
 impl Column {
+    /// Forward and backward pass of one micro-batch that run alone, s.
+    pub fn alone(&self) -> [f64; 2] {
+        [self.forward_s + self.alone_s[0], self.backward_s + self.alone_s[1]]
+    }
+
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.end - self.start
@@ -77,7 +84,7 @@ pub struct Pipeline {
     pub in_flight: Vec<Vec<Vec<u32>>>,
     /// Some backward is split: columns have weight gradients of their own.
     pub splits_backward: bool,
-    /// Some forward runs paired with a backward. A pair takes as long as both.
+    /// Some forward runs paired with a backward. A pair takes as long as both, less what it hides.
     pub pairs: bool,
     /// Ranks update without waiting for one another and roll back an update that validation rejects
     /// (Zero Bubble, arXiv 2401.10241, section 4). An iteration then lasts from the start of a
@@ -184,8 +191,8 @@ impl Problem {
     /// Durations of every pass under a choice.
     pub fn durations(&self, choice: &[usize]) -> Durations {
         let mut durations = self.fixed.clone();
-        durations.forward = self.chosen(choice).map(|(_, column)| column.forward_s).collect();
-        durations.backward = self.chosen(choice).map(|(_, column)| column.backward_s).collect();
+        durations.forward = self.chosen(choice).map(|(_, column)| column.alone()[0]).collect();
+        durations.backward = self.chosen(choice).map(|(_, column)| column.alone()[1]).collect();
         self.fill_split(choice, &mut durations);
         durations
     }
@@ -214,8 +221,9 @@ impl Problem {
         tails.resize(self.pipeline.ranks, 0.0);
         let mut steps = vec![0.0; self.pipeline.ranks];
         for (stage, column) in self.chosen(choice) {
-            durations.forward.push(column.forward_s);
-            durations.backward.push(column.backward_s);
+            let [forward_s, backward_s] = column.alone();
+            durations.forward.push(forward_s);
+            durations.backward.push(backward_s);
             for (rank, _) in self.pipeline.holders(stage) {
                 tails[rank] += column.tail_s;
                 steps[rank] += column.step_s;

@@ -53,6 +53,8 @@ pub struct StageCost {
     /// Part of the backward pass that is weight gradients in a pass of their own, s; 0 where none
     /// are split off.
     pub weight_s: f64,
+    /// What a forward and a backward take longer alone than as one of a pair, s.
+    pub alone_s: [f64; 2],
     /// Parameters on one rank.
     pub params: LocalParams,
     /// Activation bytes in flight besides the layers'.
@@ -186,6 +188,7 @@ impl<'a> Configuration<'a> {
         cost.forward += layers.forward;
         cost.backward += layers.backward;
         cost.weight_s += layers.weight_s;
+        cost.alone_s = layers.alone_s;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
         cost.tail_s += self.reduced_s(stage, cost.params, backward_s);
@@ -224,6 +227,9 @@ impl<'a> Configuration<'a> {
             cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
             cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
+            for (alone_s, more_s) in cost.alone_s.iter_mut().zip(layer.alone_s) {
+                *alone_s += more_s * count as f64;
+            }
             if self.decisions.schedule.splits_backward() {
                 cost.weight_s += slowed(layer.backward_weight).total_s() * count as f64;
             }
@@ -398,6 +404,7 @@ impl<'a> Configuration<'a> {
             forward_s: cost.forward.total_s(),
             backward_s: cost.backward.total_s() - cost.weight_s + recompute.recompute_s,
             weight_s: cost.weight_s,
+            alone_s: cost.alone_s,
             tail_s: cost.tail_s,
             step_s: cost.optimizer_s + cost.gather_s,
             in_flight_bytes: recompute.in_flight_bytes + cost.extra_in_flight_bytes,

@@ -407,12 +407,14 @@ impl<'a> Space<'a> {
         for overlap in r.moe_overlap.among(MoeOverlap::ALL) {
             let degrees: &[u64] = match overlap {
                 MoeOverlap::None => &[1],
+                MoeOverlap::Pair if ep > 1 && d.recompute_group == 1 => &[1],
+                MoeOverlap::Pair => &[],
                 _ if ep > 1 => &[2, 4, 8],
                 _ => &[],
             };
             let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let wanted =
-                |degree: u64| overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            let chunks = !matches!(overlap, MoeOverlap::None | MoeOverlap::Pair);
+            let wanted = |degree: u64| !chunks || r.moe_overlap_degree.allows(degree);
             let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
             found.extend(possible.map(|&degree| (overlap, degree)));
         }
@@ -463,6 +465,7 @@ impl<'a> Space<'a> {
         known.retain(|schedule| !d.post_validation || schedule.splits_backward());
         let waits = d.aux_scope.needs_all_forwards(self.model);
         known.retain(|schedule| !waits || schedule.runs_forwards_first());
+        known.retain(|schedule| d.moe_overlap != MoeOverlap::Pair || schedule.has_pairs());
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);

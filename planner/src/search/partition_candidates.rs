@@ -286,6 +286,7 @@ impl Configuration<'_> {
                 forward_s: cost.forward.total_s(),
                 backward_s: cost.backward.total_s() - cost.weight_s + recompute.sum::<f64>(),
                 weight_s: cost.weight_s,
+                alone_s: cost.alone_s,
                 tail_s: cost.tail_s,
                 step_s: cost.optimizer_s + cost.gather_s,
                 ..Column::default()

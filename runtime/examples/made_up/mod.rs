@@ -37,7 +37,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         micro_batches: MICRO_BATCHES,
         stages: pp,
         layout: schedule.layout,
-        passes: schedule.passes.into(),
+        passes: schedule.by_rank().into(),
         vocab: None,
         zero: Zero::NONE,
         reduction: Reduction::default(),

@@ -83,7 +83,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
             first_layer: 0,
             recompute: vec![Recompute::None; model.layers],
         }],
-        passes: schedule.passes,
+        passes: schedule.by_rank(),
         planned_memory_bytes: 0,
     })
 }

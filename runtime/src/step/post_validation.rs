@@ -6,22 +6,25 @@
 //! pipeline ranks discard these forwards and begin the step again.
 
 use crate::spec::TrainerSpec;
-use models::schedule::{Pass, PassKind};
+use models::schedule::{Pass, PassKind, PassOrder};
 
 /// For each pipeline rank, the number of passes it runs before it waits. These are forwards only,
 /// and only those whose inputs come from such forwards too, so that every rank reaches the point
 /// where it waits.
 pub fn passes_ahead(spec: &TrainerSpec) -> Vec<usize> {
     let is_forward = |pass: &Pass| pass.kind == PassKind::F;
-    let warm_up = |passes: &Vec<Pass>| passes.iter().take_while(|pass| is_forward(pass)).count();
+    let warm_up = |PassOrder { passes, pairs }: &PassOrder| {
+        let alone = pairs.first().map_or(passes.len(), |&place| place as usize);
+        passes[..alone].iter().take_while(|pass| is_forward(pass)).count()
+    };
     let mut ahead: Vec<usize> = spec.passes.iter().map(warm_up).collect();
     loop {
         let fits = |pipeline_rank: usize, &pass: &Pass| match input(spec, pipeline_rank, pass) {
-            Some((other, needs)) => spec.passes[other][..ahead[other]].contains(&needs),
+            Some((other, needs)) => spec.passes[other].passes[..ahead[other]].contains(&needs),
             None => true,
         };
         let count = |pipeline_rank: usize| {
-            let passes = spec.passes[pipeline_rank][..ahead[pipeline_rank]].iter();
+            let passes = spec.passes[pipeline_rank].passes[..ahead[pipeline_rank]].iter();
             passes.take_while(|pass| fits(pipeline_rank, pass)).count()
         };
         let next: Vec<usize> = (0..ahead.len()).map(count).collect();
@@ -44,8 +47,8 @@ pub fn input(spec: &TrainerSpec, pipeline_rank: usize, pass: Pass) -> Option<(us
 /// The forwards of this pipeline rank whose input another rank has sent ahead, but which this rank
 /// has not run.
 pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> Vec<Pass> {
-    let of = |pipeline_rank: usize| &spec.passes[pipeline_rank][..ahead[pipeline_rank]];
-    let forwards = spec.passes[pipeline_rank].iter().filter(|pass| pass.kind == PassKind::F);
+    let of = |pipeline_rank: usize| &spec.passes[pipeline_rank].passes[..ahead[pipeline_rank]];
+    let forwards = spec.passes[pipeline_rank].passes.iter().filter(|pass| pass.kind == PassKind::F);
     let arrived = |pass: &&Pass| match input(spec, pipeline_rank, **pass) {
         Some((other, needs)) => other != pipeline_rank && of(other).contains(&needs),
         None => false,
@@ -80,7 +83,7 @@ mod tests {
             reduction: crate::spec::Reduction::default(),
             optimizer: OptimizerMemory::Device,
             post_validation: true,
-            passes: schedule.passes.into(),
+            passes: schedule.by_rank().into(),
             seq_len: 8,
             hidden: 8,
             vocab_size: 8,
@@ -115,9 +118,9 @@ mod tests {
                 let ahead = passes_ahead(&spec);
                 assert!(ahead[0] > 0, "{name}");
                 for pipeline_rank in 0..p {
-                    for &pass in &spec.passes[pipeline_rank][..ahead[pipeline_rank]] {
+                    for &pass in &spec.passes[pipeline_rank].passes[..ahead[pipeline_rank]] {
                         let there = |(other, needs): (usize, Pass)| {
-                            spec.passes[other][..ahead[other]].contains(&needs)
+                            spec.passes[other].passes[..ahead[other]].contains(&needs)
                         };
                         assert!(
                             input(&spec, pipeline_rank, pass).is_none_or(there),

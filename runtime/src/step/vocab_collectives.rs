@@ -362,7 +362,7 @@ impl<'scope, D: Device> RowGradientThread<'scope, D> {
 /// Micro-batches, and the elements of their tokens' embedding rows, in the order of the first
 /// stage's backwards.
 fn in_order(spec: &TrainerSpec, elements: &[usize]) -> Vec<(u32, usize)> {
-    let passes = spec.passes.first().map_or(&[][..], Vec::as_slice);
+    let passes = spec.passes.first().map_or(&[][..], |order| &order.passes);
     let backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
     let of_first = passes.iter().filter(|pass| pass.chunk == 0 && backward(pass.kind));
     let of = |k: u32| elements.get(k as usize).map(|&elements| (k, elements));

@@ -23,8 +23,8 @@ pub(super) fn check_passes(spec: &TrainerSpec) -> Result<(), Error> {
         micro_batches: spec.micro_batches,
         layout: spec.layout,
         vocab: spec.vocab,
-        passes: spec.passes.to_vec(),
-        pairs: vec![Vec::new(); ranks],
+        passes: spec.passes.iter().map(|order| order.passes.clone()).collect(),
+        pairs: spec.passes.iter().map(|order| order.pairs.clone()).collect(),
     };
     schedule.validate().or_else(|error| wrong(error.to_string()))
 }

@@ -208,7 +208,7 @@ impl Split {
             post_validation: false,
             recompute_group: self.recompute_group,
             stages: self.stages(model),
-            passes: schedule.passes,
+            passes: schedule.by_rank(),
             planned_memory_bytes: 0,
         }
     }

@@ -33,6 +33,8 @@ struct Word {
     chunk: u16,
     /// Micro-batch and direction, where the word names them.
     from: Option<(u32, Direction)>,
+    /// Whether it runs together with the next.
+    paired: bool,
 }
 
 /// Whether micro-batches are counted up or down.
@@ -55,7 +57,7 @@ impl Direction {
 impl Word {
     /// The word in letters; `zero` writes chunk 0 where a stage runs the pass.
     fn text(self, zero: bool) -> String {
-        let Self { kind, chunk, from } = self;
+        let Self { kind, chunk, from, paired } = self;
         let of_stage = matches!(kind, PassKind::F | PassKind::B | PassKind::W | PassKind::BW);
         let with_chunk = chunk > 0 || (zero && of_stage);
         let chunk = if with_chunk { format!(".{chunk}") } else { String::new() };
@@ -63,7 +65,8 @@ impl Word {
             Direction::Up => format!(":{micro_batch}"),
             Direction::Down => format!(":{micro_batch}-"),
         });
-        format!("{kind}{chunk}{from}")
+        let paired = if paired { "+" } else { "" };
+        format!("{kind}{chunk}{from}{paired}")
     }
 }
 
@@ -87,7 +90,7 @@ impl Counters {
 
     /// The pass that a word stands for; `None` if no micro-batch is left for it.
     fn pass(&mut self, word: Word) -> Option<Pass> {
-        let Word { kind, chunk, from } = word;
+        let Word { kind, chunk, from, .. } = word;
         let counter = self.of(kind, chunk);
         if let Some((micro_batch, direction)) = from {
             *counter = Counter { next: Some(micro_batch), direction };

@@ -1,7 +1,7 @@
 //! From text to passes.
 
 use super::{Counters, Direction, KINDS, MOST_PASSES, Word};
-use crate::schedule::Pass;
+use crate::schedule::PassOrder;
 use crate::text::quotable;
 use std::str::FromStr;
 use thiserror::Error;
@@ -12,7 +12,7 @@ pub enum NotationError {
     /// A word is no pass.
     #[error(
         "`{word}` is no pass; passes are {}, on chunk 1 F.1, of micro-batch 8 F.1:8 (and down from \
-         there F.1:8-)",
+         there F.1:8-), together with the next F+",
         known_kinds()
     )]
     Pass {
@@ -68,7 +68,7 @@ fn known_kinds() -> String {
 /// # Errors
 /// A word that is no pass, a bracket without its partner, more than [`MOST_PASSES`] passes, or a
 /// micro-batch that no number holds.
-pub fn parse_passes(text: &str) -> Result<Vec<Pass>, NotationError> {
+pub fn parse_passes(text: &str) -> Result<PassOrder, NotationError> {
     let mut parser = Parser::default();
     text.split_whitespace().try_for_each(|word| parser.read(word))?;
     if let Some(open) = parser.open.pop() {
@@ -79,7 +79,10 @@ pub fn parse_passes(text: &str) -> Result<Vec<Pass>, NotationError> {
         let beyond = || NotationError::MicroBatch { word: word.text(false) };
         counters.pass(word).ok_or_else(beyond)
     };
-    parser.words.into_iter().map(pass).collect()
+    let paired = parser.words.iter().enumerate().filter(|(_, word)| word.paired);
+    let pairs = paired.map(|(place, _)| place as u32).collect();
+    let passes = parser.words.into_iter().map(pass).collect::<Result<_, _>>()?;
+    Ok(PassOrder { passes, pairs })
 }
 
 #[derive(Default)]
@@ -164,8 +167,9 @@ fn times_of(times: &str, text: &str) -> Result<usize, NotationError> {
     valid.ok_or_else(|| NotationError::Times { word: quotable(text) })
 }
 
-/// The word for a pass, such as `F.1:8-`.
+/// The word for a pass, such as `F.1:8-` or `F+`.
 fn parsed(word: &str) -> Option<Word> {
+    let (word, paired) = word.strip_suffix('+').map_or((word, false), |word| (word, true));
     let (head, from) = match word.split_once(':') {
         Some((head, from)) => (head, Some(start(from)?)),
         None => (word, None),
@@ -175,7 +179,7 @@ fn parsed(word: &str) -> Option<Word> {
         None => (head, 0),
     };
     let kind = KINDS.into_iter().find(|known| known.to_string() == kind)?;
-    Some(Word { kind, chunk, from })
+    Some(Word { kind, chunk, from, paired })
 }
 
 /// A micro-batch and the direction in which those after it are counted.

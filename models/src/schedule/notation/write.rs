@@ -2,7 +2,7 @@
 
 use super::repeats::folded;
 use super::{Counters, Direction, Word};
-use crate::schedule::Pass;
+use crate::schedule::{Pass, PassOrder};
 use std::collections::HashMap;
 
 /// The passes of a pipeline rank in order, as one line: `3xF 125x(F BW) 3xBW`.
@@ -14,6 +14,7 @@ use std::collections::HashMap;
 /// | `F.1:8` | on chunk 1, of micro-batch 8 |
 /// | `F.1:8-` | the same; the next `F.1` are of micro-batches 7, 6, ... |
 /// | `4xF` | four times this word |
+/// | `F+ BW.1` | a forward, which runs together with the backward behind it |
 /// | `3x(F BW)` | three times these words; groups nest |
 ///
 /// Blanks separate words. Most words leave out the micro-batch: passes of the same kind and chunk
@@ -24,25 +25,26 @@ use std::collections::HashMap;
 /// backwards name theirs, chunk 0 too: `2x(F.0 BW.1)`.
 ///
 /// [`super::parse_passes`] reads up to [`super::MOST_PASSES`] passes back. The same passes always
-/// give the same line; a shorter one may exist. Time and memory grow linearly with the passes. The
-/// line does not say which passes run together ([`crate::schedule::Schedule::pairs`]).
-pub fn write_passes(passes: &[Pass]) -> String {
-    let zero = passes.iter().any(|pass| pass.chunk > 0);
-    folded(words(passes).into_iter().map(|word| word.text(zero))).join(" ")
+/// give the same line; a shorter one may exist. Time and memory grow linearly with the passes.
+pub fn write_passes(order: &PassOrder) -> String {
+    let zero = order.passes.iter().any(|pass| pass.chunk > 0);
+    folded(words(order).into_iter().map(|word| word.text(zero))).join(" ")
 }
 
 /// Each pass as a word, which names its micro-batch where the counter is at another one.
-fn words(passes: &[Pass]) -> Vec<Word> {
+fn words(order: &PassOrder) -> Vec<Word> {
     let mut counters = Counters::default();
-    let word = |(pass, after): (&Pass, Option<u32>)| {
+    let mut pairs = order.pairs.iter().copied().peekable();
+    let word = |(place, (pass, after)): (usize, (&Pass, Option<u32>))| {
         let &Pass { kind, micro_batch, chunk } = pass;
         let implied = counters.of(kind, chunk).next == Some(micro_batch);
         let from = (!implied).then(|| (micro_batch, direction(micro_batch, after)));
-        let word = Word { kind, chunk, from };
+        let paired = pairs.next_if_eq(&(place as u32)).is_some();
+        let word = Word { kind, chunk, from, paired };
         counters.pass(word);
         word
     };
-    passes.iter().zip(following(passes)).map(word).collect()
+    order.passes.iter().zip(following(&order.passes)).enumerate().map(word).collect()
 }
 
 /// Down where the next micro-batch is the one before.

@@ -17,6 +17,7 @@ use crate::ops::{
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
+use crate::stages::pair::together;
 use crate::stages::{Kept, Stage, StageOutput};
 use crate::state::buffer::{Buffer, Pools};
 use crate::state::gradients::GradientStore;
@@ -25,7 +26,7 @@ use crate::state::weights::{Sharing, Weights};
 use crate::step::post_validation::passes_ahead;
 use crate::step::reduce::Reducer;
 use crate::step::vocab_collectives::{CollectiveInputs, VocabCollectives};
-use models::schedule::{Pass, PassKind};
+use models::schedule::{Pass, PassKind, PassOrder};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -136,6 +137,9 @@ pub struct Outcome {
 /// How a step's passes ran, and the sum of its losses, still on the device.
 pub type Ended<D> = (Outcome, <D as Space>::Total);
 
+/// What a backward pass reads: its context, what the forward pass kept, and a gradient.
+type BackwardInputs<'a, D> = (Context<'a, D>, Box<dyn Kept<D>>, Buffer<D>);
+
 /// State of one step in progress.
 struct StepState<'a, 'l, D: Space> {
     executor: &'a Executor<'a, D>,
@@ -175,7 +179,7 @@ impl<D: Device> Executor<'_, D> {
             return self.run_passes(given, None, gradients, reducer, observer);
         };
         let looked_up = |pass: &Pass| pass.kind == PassKind::IF;
-        if !self.spec.passes[self.pp.rank()].iter().any(looked_up) {
+        if !self.order().passes.iter().any(looked_up) {
             return Err(no_look_ups());
         }
         let read = CollectiveInputs { spec: self.spec, device: self.device, groups };
@@ -207,7 +211,7 @@ impl<D: Device> Executor<'_, D> {
         reducer: &mut Reducer<'_, D>,
     ) -> Result<Option<Ended<D>>, CommError> {
         let (pipeline_rank, again) = (self.pp.rank(), if again { AGAIN } else { 0 });
-        let (passes, ahead) = (&self.spec.passes[pipeline_rank], passes_ahead(self.spec));
+        let (passes, ahead) = (&self.order().passes, passes_ahead(self.spec));
         let mut step = self.step(given, None, again);
         for &pass in &passes[..ahead[pipeline_rank]] {
             step.pass(pass, false, gradients, reducer, &mut None)?;
@@ -261,13 +265,21 @@ impl<D: Device> Executor<'_, D> {
         reducer: &mut Reducer<'_, D>,
         mut observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<Ended<D>, CommError> {
-        let passes = &self.spec.passes[self.pp.rank()];
+        let PassOrder { passes, pairs } = self.order();
         // An output layer that shares its table with the first chunk adds to the table's gradient,
         // which is then complete only after all passes.
         let shared = self.spec.shares_table(self.pp.rank());
-        for (n, &pass) in passes.iter().enumerate().skip(from) {
-            let last = last_of_chunk(passes, n) && !(shared && pass.chunk == 0);
-            step.pass(pass, last, gradients, reducer, &mut observer)?;
+        let is_last = |n: usize| last_of_chunk(passes, n) && !(shared && passes[n].chunk == 0);
+        let mut next = from;
+        while next < passes.len() {
+            if pairs.binary_search(&(next as u32)).is_ok() {
+                let (pair, last) = ([passes[next], passes[next + 1]], is_last(next + 1));
+                step.pair(pair, last, gradients, reducer, &mut observer)?;
+                next += 2;
+            } else {
+                step.pass(passes[next], is_last(next), gradients, reducer, &mut observer)?;
+                next += 1;
+            }
         }
         step.close_collectives()?;
         for stage in self.stages {
@@ -281,6 +293,11 @@ impl<D: Device> Executor<'_, D> {
             send.wait(self.device)?;
         }
         Ok((step.outcome, step.loss))
+    }
+
+    /// This pipeline rank's passes.
+    fn order(&self) -> &PassOrder {
+        &self.spec.passes[self.pp.rank()]
     }
 
     /// Seconds so far in calls that passes make.
@@ -340,6 +357,11 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         Ok(())
     }
 
+    /// The stage that runs a pass.
+    fn held(&self, pass: Pass) -> &'a dyn Stage<D> {
+        &*self.executor.stages[usize::from(pass.chunk)]
+    }
+
     fn stage_of(&self, pass: Pass) -> usize {
         let (rank, ranks) = (self.executor.pp.rank(), self.executor.pp.size());
         self.executor.spec.layout.stage_of(ranks, rank, usize::from(pass.chunk))
@@ -378,15 +400,31 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         pass: Pass,
         observer: &mut Option<LossObserver<'_, D::Wide>>,
     ) -> Result<(), CommError> {
+        let (ctx, x) = self.enter_forward(pass)?;
+        self.computing = Instant::now();
+        let result = self.held(pass).forward(&ctx, x)?;
+        self.leave_forward(pass, result, observer)
+    }
+
+    /// What a forward pass reads.
+    fn enter_forward(&mut self, pass: Pass) -> Result<(Context<'a, D>, Buffer<D>), CommError> {
         let (stage, ctx) = (self.stage_of(pass), self.context(pass)?);
         ctx.sharded.start(ctx.device)?;
         let x = match stage {
             0 => self.looked_up(pass)?,
             _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
         };
-        self.computing = Instant::now();
-        let held = &self.executor.stages[usize::from(pass.chunk)];
-        let (passed, kept) = held.forward(&ctx, x)?;
+        Ok((ctx, x))
+    }
+
+    /// Keeps and sends what a forward pass made.
+    fn leave_forward(
+        &mut self,
+        pass: Pass,
+        (passed, kept): (StageOutput<D>, Box<dyn Kept<D>>),
+        observer: &mut Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<(), CommError> {
+        let stage = self.stage_of(pass);
         if let (Some(observer), StageOutput::Losses(losses), Some(logits)) =
             (observer, &passed, kept.logits())
         {
@@ -430,21 +468,9 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         gradients: &mut GradientStore<D>,
         reducer: &mut Reducer<'_, D>,
     ) -> Result<(), CommError> {
-        let (stage, chunk) = (self.stage_of(pass), usize::from(pass.chunk));
-        if let Some(routers) = self.executor.routers {
-            routers.sum_over(self.executor.world)?;
-        }
-        let ctx = self.context(pass)?;
-        ctx.sharded.start(ctx.device)?;
-        let dy = match self.is_last(stage) {
-            true => self.output_gradient(pass)?,
-            false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
-        };
+        let (ctx, kept, dy) = self.enter_backward(pass)?;
         self.computing = Instant::now();
-        let Some(kept) = self.kept.remove(&(pass.chunk, pass.micro_batch)) else {
-            return Err(missing(pass));
-        };
-        let held = &self.executor.stages[chunk];
+        let held = self.held(pass);
         let (end, inventory) = (held.parameters().end, self.executor.inventory);
         let device = self.executor.device;
         let mut later = Vec::new();
@@ -461,10 +487,70 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             self.later.insert((pass.chunk, pass.micro_batch), later);
             self.note_peak();
         }
-        match stage {
-            0 => self.broadcast_input_gradient(pass, dx),
-            _ => self.send(Carried::Gradient, stage - 1, pass, dx),
+        self.leave_backward(pass, dx)
+    }
+
+    /// What a backward pass reads: the context, what the forward pass kept, and the gradient of the
+    /// stage's output.
+    fn enter_backward(&mut self, pass: Pass) -> Result<BackwardInputs<'a, D>, CommError> {
+        let stage = self.stage_of(pass);
+        if let Some(routers) = self.executor.routers {
+            routers.sum_over(self.executor.world)?;
         }
+        let ctx = self.context(pass)?;
+        ctx.sharded.start(ctx.device)?;
+        let dy = match self.is_last(stage) {
+            true => self.output_gradient(pass)?,
+            false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,
+        };
+        let Some(kept) = self.kept.remove(&(pass.chunk, pass.micro_batch)) else {
+            return Err(missing(pass));
+        };
+        Ok((ctx, kept, dy))
+    }
+
+    /// Sends the gradient of a stage's input.
+    fn leave_backward(&mut self, pass: Pass, dx: Buffer<D>) -> Result<(), CommError> {
+        match self.stage_of(pass) {
+            0 => self.broadcast_input_gradient(pass, dx),
+            stage => self.send(Carried::Gradient, stage - 1, pass, dx),
+        }
+    }
+
+    /// A forward and a whole backward together, which let each other run where they would wait.
+    fn pair(
+        &mut self,
+        [forward, backward]: [Pass; 2],
+        last: bool,
+        gradients: &mut GradientStore<D>,
+        reducer: &mut Reducer<'_, D>,
+        observer: &mut Option<LossObserver<'_, D::Wide>>,
+    ) -> Result<(), CommError> {
+        let (begin, waited_s) = (Instant::now(), self.executor.waited_s());
+        let (ctx, x) = self.enter_forward(forward)?;
+        let (ctx_backward, kept, dy) = self.enter_backward(backward)?;
+        let computing = Instant::now();
+        let (held, held_backward) = (self.held(forward), self.held(backward));
+        let (end, inventory) = (held_backward.parameters().end, self.executor.inventory);
+        let completes = last || gradients.opens_units();
+        let mut complete = |gradients: &mut GradientStore<D>, from: usize| {
+            reducer.complete(inventory, gradients, from, end)
+        };
+        let complete = completes.then_some(&mut complete as _);
+        let mut to = Gradients::now(self.executor.device, gradients, complete);
+        let (result, dx) = together(
+            held.start_forward(&ctx, x),
+            held_backward.start_backward(&ctx_backward, kept, dy, &mut to),
+        );
+        self.leave_forward(forward, result?, observer)?;
+        self.leave_backward(backward, dx?)?;
+        let end = Instant::now();
+        for pass in [forward, backward] {
+            self.outcome.ran.push(PassTiming { pass, begin, computing, end });
+        }
+        let in_calls_s = self.executor.waited_s() - waited_s;
+        self.outcome.computing_s += (end - begin).as_secs_f64() - in_calls_s;
+        Ok(())
     }
 
     /// Gradients of weights, from the work that an earlier pass deferred.
@@ -478,7 +564,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         let Some(works) = self.later.remove(&(pass.chunk, pass.micro_batch)) else {
             return Err(missing(pass));
         };
-        let held = &self.executor.stages[usize::from(pass.chunk)];
+        let held = self.held(pass);
         let mut left: HashMap<usize, usize> = HashMap::new();
         works.iter().for_each(|work| *left.entry(work.unit()).or_default() += 1);
         for work in works {

@@ -1,12 +1,15 @@
 //! How the library sees a trainer's layers: as stages that it declares, runs forward and backward,
 //! and whose parameters it updates.
 
+pub mod pair;
+
 use crate::comm::CommError;
 use crate::device::{Device, Space};
 use crate::ops::{Context, Gradients, VocabularyShard};
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Inventory, ParameterSlice};
+use pair::Running;
 use std::any::Any;
 use std::ops::Range;
 
@@ -116,6 +119,27 @@ pub trait Stage<D: Device> {
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError>;
+
+    /// Begins [`Self::forward`] as one of a pair. Unless a stage has its own way, nothing else runs
+    /// until it ends.
+    fn start_forward<'a>(
+        &'a self,
+        ctx: &'a Context<'_, D>,
+        x: Buffer<D>,
+    ) -> Running<'a, StageResult<D>> {
+        Box::pin(async move { self.forward(ctx, x) })
+    }
+
+    /// Begins [`Self::backward`] likewise.
+    fn start_backward<'a>(
+        &'a self,
+        ctx: &'a Context<'_, D>,
+        kept: Box<dyn Kept<D>>,
+        dy: Buffer<D>,
+        gradients: &'a mut Gradients<'_, D>,
+    ) -> Running<'a, Result<Buffer<D>, CommError>> {
+        Box::pin(async move { self.backward(ctx, kept, dy, gradients) })
+    }
 }
 
 /// Output of a stage.
