@@ -80,8 +80,12 @@ const CP: [(usize, CpStyle, usize); 5] = [
 const EXPERTS: [ExpertSplit; 3] =
     [ExpertSplit { ep: 1, etp: 1 }, ExpertSplit { ep: 4, etp: 1 }, ExpertSplit { ep: 2, etp: 2 }];
 /// What hides the all-to-alls of experts, and chunks of rows.
-const OVERLAP: [(MoeOverlap, usize); 3] =
-    [(MoeOverlap::None, 1), (MoeOverlap::Ampipe, 2), (MoeOverlap::Tutel, 4)];
+const OVERLAP: [(MoeOverlap, usize); 4] = [
+    (MoeOverlap::None, 1),
+    (MoeOverlap::Ampipe, 2),
+    (MoeOverlap::Tutel, 4),
+    (MoeOverlap::Pair, 1),
+];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),
@@ -183,8 +187,12 @@ impl Combination {
             None => ep * etp == 1 && self.overlap.0 == MoeOverlap::None,
             Some(_) => {
                 let different = self.tp == 1 || self.sequence_parallel;
-                let attends = self.overlap.0 != MoeOverlap::Ampipe || self.cp.0 == 1;
-                attends
+                let overlaps = match self.overlap.0 {
+                    MoeOverlap::Ampipe => self.cp.0 == 1,
+                    MoeOverlap::Pair => self.schedule.has_pairs() && self.recompute_group == 1,
+                    MoeOverlap::None | MoeOverlap::Tutel => true,
+                };
+                overlaps
                     && different
                     && (self.tp as u64).is_multiple_of(etp)
                     && ranks.is_multiple_of(ep * etp)

@@ -17,7 +17,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, number of GPUs, and pinned settings.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 9] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 10] = [
     (
         "llama_gqa_tp2_pp2_dp2",
         "llama_gqa",
@@ -120,6 +120,22 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 9] = [
         ],
     ),
     (
+        "mixtral_pairs",
+        "mixtral",
+        4,
+        &[
+            "tp=1",
+            "pp=2",
+            "cp=1",
+            "ep=2",
+            "schedule=dualpipe_v",
+            "moe_overlap=pair",
+            "zero_stage=1",
+            "micro_batch=1",
+            "recompute=full",
+        ],
+    ),
+    (
         "deepseek_v3_ampipe",
         "deepseek_v3",
         4,
@@ -144,7 +160,7 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 9] = [
 /// (`program_pairs`).
 #[cfg(feature = "slow")]
 const TRAINED: [&str; 3] =
-    ["llama_gqa_tp2_pp2_dp2", "llama_gqa_cp2_dp2_zero3", "deepseek_v3_ampipe"];
+    ["llama_gqa_tp2_pp2_dp2", "llama_gqa_cp2_dp2_zero3", "mixtral_pairs"];
 
 /// The same, of programs for which there are no losses of PyTorch's.
 const WITHOUT_LOSSES: [(&str, &str, u64, &[&str]); 1] = [(

@@ -269,9 +269,9 @@ fn unused(text: &str) -> String {
                 let needed: Vec<&str> = names
                     .iter()
                     .copied()
-                    .filter(|name| {
-                        *name == "self" && !used(&[last_part(from)], after).is_empty()
-                            || !used(&[name], after).is_empty()
+                    .filter(|&name| {
+                        let name = if name == "self" { last_part(from) } else { name };
+                        !used(&[name], after).is_empty()
                     })
                     .collect();
                 if !needed.is_empty() {

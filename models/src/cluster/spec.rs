@@ -290,7 +290,7 @@ pub struct Software {
     /// Whether a token is sent to each node once, however many of its experts are there, and
     /// forwarded inside (DeepEP); otherwise it is sent once for every expert.
     pub dispatch_once_a_node: bool,
-    /// Multiprocessors that an all-to-all of tokens takes from the kernels beside it: NCCL's blocks.
+    /// Multiprocessors that an all-to-all of tokens takes from kernels beside it: NCCL's blocks.
     pub dispatch_sms: f64,
     /// Part of DeepEP's dispatch that computation does not hide, without MoE overlap. A plain
     /// all-to-all blocks.
