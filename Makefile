@@ -58,7 +58,7 @@ plan: setup
 	@cargo build --locked $(if $(wildcard $(DEV)/plan),--quiet) --bin plan
 	@$(DEV)/plan --model $(MODEL) --gpus $(GPUS) --cluster $(CLUSTER)
 
-# Without the thousands of random instances, which `make slow` and CI have.
+# Without the thousands of random instances of `make slow`, and what else CI runs.
 test: setup
 	@printf '%s\n' 'make: building the tests and running them: 16 minutes on two cores, half of it building' >&2
 	@$(MAKE) --no-print-directory quick
@@ -68,7 +68,7 @@ quick:
 	cargo test --workspace --locked
 
 # The whole workspace is named, so that its dependencies are built once, with the same features.
-SLOW_TESTS = $(basename $(notdir $(shell grep -lE 'feature = "slow"|instances\>' tests/tests/*.rs)))
+SLOW_TESTS = $(basename $(notdir $(shell grep -lE 'feature = "thorough"|instances\>' tests/tests/*.rs)))
 slow:
 	$(call heading,slow tests: thousands of random instances)
 	cargo test --workspace --locked --features meshwright-tests/slow $(addprefix --test ,$(SLOW_TESTS))
@@ -79,10 +79,10 @@ programs: setup
 	$(call heading,default plans of all models that can be trained)
 	cargo test --workspace --locked --features meshwright-tests/slow,meshwright-tests/programs --test default_plans --test programs -- --nocapture
 
-# All tests in one run, the slow ones at length: tests that come in both sizes run once.
+# All tests in one run, with a third of the random instances of `make slow`.
 thorough:
 	$(call heading,all tests)
-	cargo test --workspace --locked --features meshwright-tests/slow
+	cargo test --workspace --locked --features meshwright-tests/thorough
 
 # What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs
 # the short ones.

@@ -10,9 +10,14 @@ pub mod small;
 pub mod sources;
 pub mod stages;
 
-/// Instances of a random test: `quick`, or `slow` with the feature `slow`.
+/// Instances of a random test: `quick`; `slow` with the feature `slow`; with `thorough` a third of
+/// those.
 pub fn instances(quick: u64, slow: u64) -> u64 {
-    if cfg!(feature = "slow") { slow } else { quick }
+    match (cfg!(feature = "thorough"), cfg!(feature = "slow")) {
+        (_, true) => slow,
+        (true, false) => (slow / 3).max(quick),
+        (false, false) => quick,
+    }
 }
 
 /// Whether two times are equal up to rounding.

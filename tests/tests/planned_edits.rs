@@ -2,7 +2,7 @@
 //! What types cannot see is refused when the trainer starts.
 //!
 //! `tests/edits` has the messages.
-#![cfg(feature = "slow")]
+#![cfg(feature = "thorough")]
 
 use codegen::{RuntimeSource, generate};
 use meshwright_tests::crates::{build, first_error, runtime, write_all};

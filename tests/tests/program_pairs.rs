@@ -2,7 +2,7 @@
 //!
 //! The programs together have every pair of two decisions' values. They are modules of one crate,
 //! so that cargo builds once.
-#![cfg(feature = "slow")]
+#![cfg(feature = "thorough")]
 
 #[path = "program_pairs/train.rs"]
 mod train;

@@ -2,7 +2,7 @@
 //! builds and trains to PyTorch's losses.
 
 use codegen::{GenerateError, RuntimeSource, generate};
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 use meshwright_tests::crates::{build, first_error};
 use meshwright_tests::golden::planned;
 use models::input::Source;
@@ -158,7 +158,7 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 10] = [
 /// Of these, the ones that are trained without feature `programs`: every kind of rank, and every
 /// kind of layer. That programs have the bits of what is run directly is checked of many more
 /// (`program_pairs`).
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 const TRAINED: [&str; 3] =
     ["llama_gqa_tp2_pp2_dp2", "llama_gqa_cp2_dp2_zero3", "mixtral_pairs"];
 
@@ -289,7 +289,7 @@ fn what_training_cannot_do_yet_is_refused_by_name() {
 }
 
 /// Builds programs outside the workspace and trains them to PyTorch's losses.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 #[test]
 fn programs_train_to_pytorchs_losses() {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("unoptimized");
@@ -336,14 +336,14 @@ fn programs_train_to_pytorchs_losses() {
 }
 
 /// The program of a case.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 fn trainer(target: &std::path::Path, case: &str) -> PathBuf {
     target.join(format!("debug/trainer-{}", case.replace('_', "-")))
 }
 
 /// Errors if a launcher starts fewer processes than there are ranks, or if processes do not know
 /// where the others are.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 fn other_numbers_of_processes_are_refused(
     plan: &Plan,
     target: &std::path::Path,
@@ -371,7 +371,7 @@ fn other_numbers_of_processes_are_refused(
 
 /// The shapes in the program, derived from the model and the split, equal those that the runtime's
 /// layers declare.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 fn ranks_hold_what_the_program_says(plan: &Plan, report: &std::path::Path) {
     let program = Program::of(plan);
     let expected = models::shapes::rank_elements(&program.expect("it has been trained"));

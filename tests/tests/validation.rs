@@ -63,7 +63,7 @@ fn published_runs_are_predicted_as_well_as_they_were() {
 
 /// The same for runs held out of the fit, by five folds of groups; README.md and docs/validation.md
 /// quote the result.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
     ("all but vtrain_single", 0.0435, 0.0277),
     ("dense", 0.0396, 0.0262),
@@ -81,7 +81,7 @@ const UNSEEN_RATCHET: [(&str, f64, f64); 12] = [
 
 /// The committed files are the output of the documented command, and the errors quoted for held-out
 /// runs are right.
-#[cfg(feature = "slow")]
+#[cfg(feature = "thorough")]
 #[test]
 fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_they_were() {
     use validation::fit::{band, bands, fit, folds, held_out};
