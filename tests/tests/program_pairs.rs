@@ -80,12 +80,8 @@ const CP: [(usize, CpStyle, usize); 5] = [
 const EXPERTS: [ExpertSplit; 3] =
     [ExpertSplit { ep: 1, etp: 1 }, ExpertSplit { ep: 4, etp: 1 }, ExpertSplit { ep: 2, etp: 2 }];
 /// What hides the all-to-alls of experts, and chunks of rows.
-const OVERLAP: [(MoeOverlap, usize); 4] = [
-    (MoeOverlap::None, 1),
-    (MoeOverlap::Ampipe, 2),
-    (MoeOverlap::Tutel, 4),
-    (MoeOverlap::Pair, 1),
-];
+const OVERLAP: [(MoeOverlap, usize); 4] =
+    [(MoeOverlap::None, 1), (MoeOverlap::Ampipe, 2), (MoeOverlap::Tutel, 4), (MoeOverlap::Pair, 1)];
 const VALUES: Indices = [
     CASES.len(),
     TP.len(),

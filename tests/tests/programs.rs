@@ -159,8 +159,7 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 10] = [
 /// kind of layer. That programs have the bits of what is run directly is checked of many more
 /// (`program_pairs`).
 #[cfg(feature = "thorough")]
-const TRAINED: [&str; 3] =
-    ["llama_gqa_tp2_pp2_dp2", "llama_gqa_cp2_dp2_zero3", "mixtral_pairs"];
+const TRAINED: [&str; 3] = ["llama_gqa_tp2_pp2_dp2", "llama_gqa_cp2_dp2_zero3", "mixtral_pairs"];
 
 /// The same, of programs for which there are no losses of PyTorch's.
 const WITHOUT_LOSSES: [(&str, &str, u64, &[&str]); 1] = [(

@@ -109,8 +109,10 @@ fn state_decisions(d: &Decisions) -> String {
     if d.post_validation {
         parts.push("post-validation".to_owned());
     }
-    if d.moe_overlap != MoeOverlap::None {
-        parts.push(format!("{} {}", d.moe_overlap, d.moe_overlap_degree));
+    match d.moe_overlap {
+        MoeOverlap::None => {}
+        MoeOverlap::Pair => parts.push("overlapped pairs".to_owned()),
+        chunks => parts.push(format!("{chunks} {}", d.moe_overlap_degree)),
     }
     if d.rank_order != RankOrder::DpInner {
         parts.push(format!("ranks {}", d.rank_order));

@@ -21,7 +21,7 @@ pub fn check(request: &Request) -> Result<(), InputError> {
             return Err(error);
         }
     }
-    if is_empty(&space(request, &request.restrictions)) {
+    if space(request, &request.restrictions).is_empty() {
         return Err(blame(request));
     }
     unsearched(request)
@@ -83,12 +83,6 @@ impl Degrees {
 fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> {
     let Request { model, cluster, gpus, .. } = request;
     Space { model, cluster, gpus: *gpus, restrictions }
-}
-
-fn is_empty(space: &Space<'_>) -> bool {
-    !space.contexts().iter().any(|parallel| {
-        space.choices(parallel).count() > 0 && !space.expert_splits(&parallel.decisions).is_empty()
-    })
 }
 
 fn split_heads(request: &Request, degrees: &Degrees) -> Option<InputError> {
@@ -190,7 +184,7 @@ fn blame(request: &Request) -> InputError {
         others.remove(index);
         let Ok(restrictions) = request.narrowed_by(&others) else { continue };
         let space = space(request, &restrictions);
-        if !is_empty(&space) {
+        if !space.is_empty() {
             return without(setting, &space, others.is_empty());
         }
     }
@@ -210,7 +204,7 @@ fn no_split(request: &Request) -> InputError {
     let Request { gpus, model, .. } = request;
     let near = (1..gpus.saturating_mul(2)).map(|away| [gpus.saturating_sub(away), gpus + away]);
     let works = |&gpus: &u64| {
-        gpus > 0 && !is_empty(&space(&Request { gpus, ..request.clone() }, &request.restrictions))
+        gpus > 0 && !space(&Request { gpus, ..request.clone() }, &request.restrictions).is_empty()
     };
     let nearest = near.take(64).flatten().find(works);
     let hint = nearest.map_or_else(String::new, |gpus| format!("; --gpus {gpus} can"));

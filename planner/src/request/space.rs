@@ -55,6 +55,11 @@ impl ExpertSplit {
     /// Every expert whole on every rank, no overlap: the only split of a dense model.
     pub const NONE: Self = Self { ep: 1, etp: 1, overlap: MoeOverlap::None, degree: 1 };
 
+    /// Whether its all-to-alls lie under the other pass of a pair.
+    pub fn is_paired(&self) -> bool {
+        self.overlap == MoeOverlap::Pair
+    }
+
     /// Decisions with this split.
     pub fn of(self, d: &Decisions) -> Decisions {
         Decisions {
@@ -117,6 +122,8 @@ pub struct PipelineChoicesKey {
     /// Whether the micro-batches divide evenly between two directions.
     halves: bool,
     fused_loss: bool,
+    /// Whether the schedule must have pairs.
+    pairs: bool,
 }
 
 impl PipelineChoicesKey {
@@ -131,6 +138,7 @@ impl PipelineChoicesKey {
             fills: d.micro_batches >= 2 * d.pp,
             halves: d.micro_batches.is_multiple_of(2),
             fused_loss: d.fused_loss,
+            pairs: d.moe_overlap == MoeOverlap::Pair,
         }
     }
 }
@@ -143,7 +151,7 @@ pub struct Counter<'a> {
 }
 
 impl Counter<'_> {
-    /// Combinations of a layout for each way to split its experts.
+    /// Combinations of a layout whose experts are split.
     pub fn count(&mut self, d: &Decisions) -> u64 {
         let space = self.space;
         let count = || space.choices(&ParallelLayout { decisions: d.clone() }).count();
@@ -164,6 +172,15 @@ impl<'a> Space<'a> {
     /// A counter of the choices that layouts leave open.
     pub fn counter(&self) -> Counter<'a> {
         Counter { space: *self, known: HashMap::default() }
+    }
+
+    /// Whether there is no combination.
+    pub fn is_empty(&self) -> bool {
+        let mut counter = self.counter();
+        let mut open = |ParallelLayout { decisions: d }: &ParallelLayout| {
+            self.expert_splits(d).iter().any(|split| counter.count(&split.of(d)) > 0)
+        };
+        !self.contexts().iter().any(&mut open)
     }
 
     /// All parallel layouts.
@@ -207,10 +224,14 @@ impl<'a> Space<'a> {
 
     /// Number of combinations in the space.
     pub fn count(&self) -> u64 {
-        let of = |context: &ParallelLayout| {
-            self.choices(context).count() * self.expert_splits(&context.decisions).len() as u64
+        let mut counter = self.counter();
+        let mut of = |ParallelLayout { decisions: d }: &ParallelLayout| {
+            let splits = self.expert_splits(d);
+            // Layouts with pairs leave fewer choices open; all others the same.
+            let alike = splits.chunk_by(|a, b| a.is_paired() == b.is_paired());
+            alike.map(|alike| counter.count(&alike[0].of(d)) * alike.len() as u64).sum::<u64>()
         };
-        self.contexts().iter().map(of).sum()
+        self.contexts().iter().map(&mut of).sum()
     }
 
     /// Whether our trainer can run this, or does not have to.

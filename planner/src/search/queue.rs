@@ -11,7 +11,7 @@ use crate::pricing::pipelines::{PipelineKey, Pipelines};
 use crate::pricing::priced::Placed;
 use crate::request::Task;
 use crate::request::restrictions::Restrictions;
-use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey};
+use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
 use models::decisions::{Decisions, Offload, RankOrder, RecomputePolicy};
 use models::plan::Proof;
@@ -545,24 +545,33 @@ fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
 /// some pipeline tries only a family of partitions.
 fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
     let space = task.space();
-    let mut known: HashMap<_, Arc<[ExpertSplit]>> = HashMap::default();
+    let mut known: HashMap<_, [Arc<[ExpertSplit]>; 2]> = HashMap::default();
     let mut counter = space.counter();
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
-    for parallel in space.contexts() {
-        if !family && seen.insert(PipelineChoicesKey::new(&parallel.decisions)) {
-            family = has_family(&space.choices(&parallel), &parallel.decisions, task.model.layers);
-        }
-        let d = parallel.decisions;
-        let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
-        let splits = known.entry(key).or_insert_with(|| Arc::from(space.expert_splits(&d)));
-        let each = counter.count(&d);
-        if each > 0 && !splits.is_empty() {
-            contexts.push(Context { decisions: d, splits: Arc::clone(splits), each });
+    for ParallelLayout { decisions: d } in space.contexts() {
+        let key = (d.tp, d.cp, d.dp, d.sequence_parallel, d.recompute_group);
+        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&d)));
+        for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
+            let d = Decisions { moe_overlap: splits[0].overlap, ..d.clone() };
+            if !family && seen.insert(PipelineChoicesKey::new(&d)) {
+                let choices = space.choices(&ParallelLayout { decisions: d.clone() });
+                family = has_family(&choices, &d, task.model.layers);
+            }
+            let each = counter.count(&d);
+            if each > 0 {
+                contexts.push(Context { decisions: d, splits: Arc::clone(splits), each });
+            }
         }
     }
     contexts.sort_by_key(Context::priced_by);
     (contexts, family)
+}
+
+/// Expert splits without pairs of passes, and those with pairs, which fewer pipelines have.
+fn by_pairs(splits: Vec<ExpertSplit>) -> [Arc<[ExpertSplit]>; 2] {
+    let (paired, alone): (Vec<_>, Vec<_>) = splits.into_iter().partition(ExpertSplit::is_paired);
+    [Arc::from(alone), Arc::from(paired)]
 }
 
 /// Whether only a family of partitions is tried of some pipeline.
