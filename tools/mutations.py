@@ -214,6 +214,7 @@ MUTATIONS = [
      "batch.documents.get(usize::MAX).map_or(&one[..], Vec::as_slice);\n            for document in documents {\n                for (q_row", "packed"),
     ("positions that go on over documents", "rank/batches.rs", "flat_map(|document| 0..document.len() as u32)",
      "flat_map(|document| document.start as u32..document.end as u32)", "packed"),
+    ("a pair's backward reads the forward's micro-batch", "step/executor/mod.rs", "start_backward(&ctx_backward, kept", "start_backward(&ctx, kept", "experts"),
     ("the end of a document predicts the next one", "data/packed.rs", "sample.labels[at] = -1;", "sample.labels[at] = sample.labels[at];", "packed"),
     ("second epoch like the first", "data/indexed.rs", "mix(self.seed) ^ mix(!epoch)", "mix(self.seed) ^ (epoch & 0)", "indexed_data"),
 ]
