@@ -66,7 +66,7 @@ mod tests {
     use models::mesh::RankOrder;
     use models::schedule::{Schedule, ScheduleName};
 
-    fn spec(schedule: Schedule) -> TrainerSpec {
+    fn spec(schedule: &Schedule) -> TrainerSpec {
         let (tp, cp, dp, pp) = (1, 1, 1, schedule.ranks as u64);
         TrainerSpec {
             mesh: Mesh { tp, cp, dp, pp, order: RankOrder::DpInner },
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn warm_ups_of_one_chunk_run_whole() {
-        let ahead = |name: ScheduleName| passes_ahead(&spec(name.build(4, 8, 1).unwrap()));
+        let ahead = |name: ScheduleName| passes_ahead(&spec(&name.build(4, 8, 1).unwrap()));
         assert_eq!(ahead(ScheduleName::ZbH1), [4, 3, 2, 1]);
         assert_eq!(ahead(ScheduleName::ZbH2), [7, 5, 3, 1]);
         assert_eq!(ahead(ScheduleName::GPipe), [8, 8, 8, 8]);
@@ -114,7 +114,7 @@ mod tests {
             let chunks = name.chunk_rule().nearest(2);
             for (p, m) in [(2, 4), (4, 8), (4, 13)] {
                 let Ok(schedule) = name.build(p, m, chunks) else { continue };
-                let spec = spec(schedule);
+                let spec = spec(&schedule);
                 let ahead = passes_ahead(&spec);
                 assert!(ahead[0] > 0, "{name}");
                 for pipeline_rank in 0..p {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn what_arrives_and_is_not_taken_is_left_over() {
         let schedule = ScheduleName::ZbH1.build(2, 4, 1).unwrap();
-        let spec = spec(schedule);
+        let spec = spec(&schedule);
         let ahead = passes_ahead(&spec);
         assert_eq!(ahead, [2, 1]);
         let left: Vec<u32> =
