@@ -151,8 +151,8 @@ fn measure(program: &Program, group: &str, slow_link: Option<SlowLink>) -> Measu
     run_ranks(program.world_size(), options, run).swap_remove(0)
 }
 
-/// What the planner's formulas say that all-to-alls of a step add, s; `None` without experts. Layers
-/// compute by their FLOPs.
+/// What the planner's formulas say that all-to-alls of a step add, s; `None` without experts.
+/// Layers compute by their FLOPs.
 fn predicted_exposed_s(program: &Program, computing_s: f64, transit_s: f64) -> Option<f64> {
     let moe = program.model.moe.as_ref()?;
     let [rows, hidden] = [program.model.seq_len, program.model.hidden].map(|size| size as f64);

@@ -118,7 +118,7 @@ fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
         assert!(close(value_s, best_s), "{what}: its choice takes {value_s}");
         compared += 1;
     }
-    assert!(compared > instances(40, 200), "{compared}");
+    assert!(compared >= instances(40, 200), "{compared}");
 }
 
 /// The bound of an integer program that ran out of work is valid: at most the optimum.

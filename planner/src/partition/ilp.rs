@@ -465,6 +465,7 @@ impl Writer<'_> {
         for stage in 0..stages {
             let counts = self.problem.pipeline.counts_on(path, stage);
             let [forward, backward, weight] = counts.map(f64::from);
+            let alone = [path.forward_count[stage], path.backward_count[stage]].map(f64::from);
             let mut holders = self.problem.pipeline.holders(stage);
             let ends_here = holders.any(|(rank, _)| rank == path.end_rank);
             let tail = if ends_here { 1.0 } else { 0.0 };
@@ -472,6 +473,8 @@ impl Writer<'_> {
                 forward * c.forward_s
                     + backward * c.backward_s
                     + weight * c.weight_s
+                    + alone[0] * c.alone_s[0]
+                    + alone[1] * c.alone_s[1]
                     + tail * c.tail_s
             });
         }

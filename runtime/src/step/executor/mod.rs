@@ -452,12 +452,17 @@ impl<'a, D: Device> StepState<'a, '_, D> {
     }
 
     fn note_peak(&mut self) {
+        self.note_peak_with(0, 0);
+    }
+
+    /// The peak with so many micro-batches and bytes besides.
+    fn note_peak_with(&mut self, micro_batches: usize, bytes: usize) {
         let works = WeightWork::bytes(self.later.values().flatten());
         let held = self.kept.values().map(|kept| kept.bytes()).sum::<usize>();
         let shards = self.shards.values().map(ShardKept::bytes).sum::<usize>();
         let outcome = &mut self.outcome;
-        outcome.peak_bytes = outcome.peak_bytes.max(held + works + shards);
-        outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len());
+        outcome.peak_bytes = outcome.peak_bytes.max(held + works + shards + bytes);
+        outcome.peak_in_flight = outcome.peak_in_flight.max(self.kept.len() + micro_batches);
     }
 
     /// Gradients of inputs, and of weights unless the schedule has separate passes for them.
@@ -532,6 +537,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         let computing = Instant::now();
         let (held, held_backward) = (self.held(forward), self.held(backward));
         let (end, inventory) = (held_backward.parameters().end, self.executor.inventory);
+        let kept_bytes = kept.bytes();
         let completes = last || gradients.opens_units();
         let mut complete = |gradients: &mut GradientStore<D>, from: usize| {
             reducer.complete(inventory, gradients, from, end)
@@ -543,6 +549,8 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             held_backward.start_backward(&ctx_backward, kept, dy, &mut to),
         );
         self.leave_forward(forward, result?, observer)?;
+        // Both passes held what they keep at the same time.
+        self.note_peak_with(1, kept_bytes);
         self.leave_backward(backward, dx?)?;
         let end = Instant::now();
         for pass in [forward, backward] {
