@@ -59,8 +59,10 @@ fn enumerate(model: &ModelSpec, gpus: u64) -> u64 {
                         && pp <= model.layers as u64
                         && splits(model.global_batch, dp)
                     {
-                        count += ways_through_layers(model, [tp, cp, dp])
-                            * pipelines_and_states(model, [tp, pp, cp, dp]);
+                        for pairs in [false, true] {
+                            count += ways_through_layers(model, [tp, cp, dp], pairs)
+                                * pipelines_and_states(model, [tp, pp, cp, dp], pairs);
+                        }
                     }
                 }
             }
@@ -75,14 +77,15 @@ fn tp_is_possible(model: &ModelSpec, tp: u64) -> bool {
     splits(model.attention.heads, tp) && (!dense || splits(model.mlp.ffn, tp)) && splits(shared, tp)
 }
 
-/// Context styles times sequence parallelism times expert splits and overlaps.
-fn ways_through_layers(model: &ModelSpec, [tp, cp, dp]: [u64; 3]) -> u64 {
+/// Context styles times sequence parallelism times expert splits and overlaps: those by pairs of
+/// passes, or all others.
+fn ways_through_layers(model: &ModelSpec, [tp, cp, dp]: [u64; 3], pairs: bool) -> u64 {
     let mut count = 0;
     for sequence_parallel in [false, true] {
         if sequence_parallel && (tp == 1 || !splits(model.seq_len / cp, tp)) {
             continue;
         }
-        let experts = expert_ways(model, [tp, cp, dp], sequence_parallel);
+        let experts = expert_ways(model, [tp, cp, dp], [sequence_parallel, pairs]);
         count += context_styles(model, tp, cp) * experts;
     }
     count
@@ -101,8 +104,12 @@ fn context_styles(model: &ModelSpec, tp: u64, cp: u64) -> u64 {
     contiguous + 2 * even_causal + ulysses + hybrid * even_causal
 }
 
-fn expert_ways(model: &ModelSpec, [tp, cp, dp]: [u64; 3], sequence_parallel: bool) -> u64 {
-    let Some(moe) = &model.moe else { return 1 };
+fn expert_ways(
+    model: &ModelSpec,
+    [tp, cp, dp]: [u64; 3],
+    [sequence_parallel, pairs]: [bool; 2],
+) -> u64 {
+    let Some(moe) = &model.moe else { return u64::from(!pairs) };
     let mut count = 0;
     for etp in 1..=tp {
         for ep in 1..=moe.experts {
@@ -110,22 +117,27 @@ fn expert_ways(model: &ModelSpec, [tp, cp, dp]: [u64; 3], sequence_parallel: boo
             let tokens_differ = ep == 1 || tp == 1 || sequence_parallel;
             if folds && splits(tp * cp * dp, etp * ep) && tokens_differ {
                 let degrees = [2, 4, 8].iter().filter(|&&n| splits(model.seq_len / cp, n)).count();
-                // tutel and ampipe need something to overlap with.
-                count += 1 + if ep > 1 { 2 * degrees as u64 } else { 0 };
+                // Whatever overlaps needs something to overlap with.
+                count += match (pairs, ep > 1) {
+                    (true, sends) => u64::from(sends),
+                    (false, true) => 1 + 2 * degrees as u64,
+                    (false, false) => 1,
+                };
             }
         }
     }
     count
 }
 
-fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4]) -> u64 {
+fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4], pairs: bool) -> u64 {
     let mut pipelines = 0;
     for micro_batch in 1..=model.global_batch {
         if !splits(model.global_batch / dp, micro_batch) {
             continue;
         }
         let micro_batches = model.global_batch / dp / micro_batch;
-        for schedule in SCHEDULES {
+        let has_pairs = |name: &&str| name.starts_with("dualpipe");
+        for schedule in SCHEDULES.into_iter().filter(|name| !pairs || has_pairs(name)) {
             for chunks in 1..=model.layers as u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
                     let over = schedule == "1f1b" && pp > 1;
