@@ -186,6 +186,7 @@ fn predicted_exposed_s(program: &Program, computing_s: f64, transit_s: f64) -> O
         let attention = |n| core(n) + out / of as f64;
         (0..of).map(|n| chunk(times * attention(n), times * experts / of as f64)).collect()
     };
+    // Here a call neither takes cores from the computation nor waits for some.
     let how = Interference { slowdown: 1.0, late: false };
     let exposed = |chunks: &[Chunk], total_s: f64| {
         total_s - chunks.iter().map(Chunk::computed_s).sum::<f64>()

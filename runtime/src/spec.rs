@@ -194,7 +194,8 @@ impl TrainerSpec {
         }
         let waits = |order: &PassOrder| forwards_come_first(&order.passes);
         (global && !self.passes.iter().all(waits)).then(|| {
-            "a balance loss of the global batch, with a schedule whose backward passes begin              before its last forward pass; valid: all forward passes first"
+            "a balance loss of the global batch, with a schedule whose backward passes begin \
+             before its last forward pass; valid: all forward passes first"
                 .to_owned()
         })
     }

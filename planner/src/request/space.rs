@@ -434,8 +434,8 @@ impl<'a> Space<'a> {
                 _ => &[],
             };
             let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let chunks = !matches!(overlap, MoeOverlap::None | MoeOverlap::Pair);
-            let wanted = |degree: u64| !chunks || r.moe_overlap_degree.allows(degree);
+            let wanted =
+                |degree: u64| overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
             let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
             found.extend(possible.map(|&degree| (overlap, degree)));
         }
