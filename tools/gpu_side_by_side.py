@@ -145,92 +145,6 @@ def attentions(torch):
     return rows
 
 
-def model_of(torch, layers, hidden, heads, kv_heads, wide, vocabulary, length, llama):
-    nn, functional = torch.nn, torch.nn.functional
-    dim = hidden // heads
-
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(hidden))
-            self.bias = None if llama else nn.Parameter(torch.zeros(hidden))
-
-        def forward(self, x):
-            if llama:
-                return functional.rms_norm(x, (hidden,), self.weight, 1e-5)
-            return functional.layer_norm(x, (hidden,), self.weight, self.bias, 1e-5)
-
-    def rotated(x, cosine, sine):
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cosine - second * sine, first * sine + second * cosine), -1)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = Norm(), Norm()
-            self.qkv = nn.Linear(hidden, (heads + 2 * kv_heads) * dim, bias=not llama)
-            self.out = nn.Linear(hidden, hidden, bias=not llama)
-            self.up = nn.Linear(hidden, wide * (2 if llama else 1), bias=not llama)
-            self.down = nn.Linear(wide, hidden, bias=not llama)
-
-        def forward(self, x, cosine, sine):
-            batch, tokens, _ = x.shape
-            q, k, v = self.qkv(self.norm1(x)).split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
-            q = q.view(batch, tokens, heads, dim).transpose(1, 2)
-            k = k.view(batch, tokens, kv_heads, dim).transpose(1, 2)
-            v = v.view(batch, tokens, kv_heads, dim).transpose(1, 2)
-            if llama:
-                q, k = rotated(q, cosine, sine), rotated(k, cosine, sine)
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
-            x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, hidden))
-            y = self.up(self.norm2(x))
-            if llama:
-                gate, y = y.chunk(2, -1)
-                y = functional.silu(gate) * y
-            else:
-                y = functional.gelu(y, approximate="tanh")
-            return x + self.down(y)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(vocabulary, hidden)
-            self.positions = None if llama else nn.Parameter(torch.zeros(length, hidden))
-            self.layers = nn.ModuleList(Layer() for _ in range(layers))
-            self.norm = Norm()
-            self.head = nn.Linear(hidden, vocabulary, bias=False)
-            if not llama:
-                self.head.weight = self.embed.weight
-            angles = torch.outer(torch.arange(length), 5e5 ** (-torch.arange(0, dim, 2) / dim))
-            self.register_buffer("cosine", angles.cos())
-            self.register_buffer("sine", angles.sin())
-
-        def forward(self, ids, targets):
-            x = self.embed(ids)
-            if self.positions is not None:
-                x = x + self.positions
-            cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-            for layer in self.layers:
-                x = layer(x, cosine, sine)
-            logits = self.head(self.norm(x))
-            return functional.cross_entropy(logits.view(-1, vocabulary).float(), targets.view(-1))
-
-    return Model()
-
-
-def middle_seconds(torch, run, warm=3, times=10):
-    for _ in range(warm):
-        run()
-    found = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
-
-
 def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama):
     dim = hidden // heads
     layer = hidden * (heads + 2 * kv_heads) * dim + hidden * hidden + hidden * wide * (3 if llama else 2)
@@ -239,57 +153,27 @@ def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequen
     return 6 * multiplied * sequences * length + 12 * layers * hidden * pairs
 
 
-def our_step(trainer, name, *flags):
-    done = subprocess.run([trainer, "--step", name, *flags], capture_output=True, text=True)
-    if done.returncode != 0:
-        print(f"{name}: {done.stderr.strip()}", file=sys.stderr)
-        return None
-    return float(done.stdout)
-
-
 def least_of(seconds):
     return min((s for s in seconds if s is not None), default=None)
 
 
-def steps(torch, trainer):
-    """Each model's seconds: PyTorch's best, with its backend; ours, as a CUDA graph and kernel by
-    kernel."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
+def steps(path):
+    """Each model's seconds, from the lines of gpu_torch_step.py and of the script that ran ours:
+    PyTorch's best, with what it is of; ours, as a CUDA graph and kernel by kernel. The models'
+    sequences are those that were run last."""
     found = {}
-    for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
-        ids = torch.randint(vocabulary, (sequences, length), device="cuda")
-        targets = torch.randint(vocabulary, (sequences, length), device="cuda")
-        best, own, launched = None, [], []
-        for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-            torch.manual_seed(0)
-            model = model_of(torch, layers, hidden, heads, kv_heads, wide, vocabulary, length, llama).cuda()
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-            compiled = torch.compile(model)
-
-            def step():
-                with torch.autocast("cuda", dtype=torch.bfloat16):
-                    loss = compiled(ids, targets)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-
-            try:
-                for _ in range(2):
-                    if trainer:
-                        own.append(our_step(trainer, name))
-                        launched.append(our_step(trainer, name, "--no-cuda-graphs"))
-                    with sdpa_kernel(backend):
-                        seconds = middle_seconds(torch, step)
-                    if best is None or seconds < best[0]:
-                        best = (seconds, backend.name)
-            except RuntimeError as error:
-                print(f"{name}: {backend}: {error}", file=sys.stderr)
-            finally:
-                del model, optimizer, compiled
-                torch.cuda.empty_cache()
-        found[name] = {"torch": best, "own": least_of(own), "launched": least_of(launched)}
-    return found
+    for line in open(path, encoding="utf-8") if path else ():
+        row = json.loads(line)
+        model = found.setdefault((row["model"], row["sequences"]), {"torch": None, "own": [], "launched": []})
+        if row["by"] == "torch":
+            if model["torch"] is None or row["s"] < model["torch"][0]:
+                model["torch"] = (row["s"], f"{row['backend']}, compiled {row['compiled']}")
+        else:
+            model["own" if row["by"] == "replayed" else "launched"].append(row["s"])
+    return {
+        name: {"torch": model["torch"], "own": least_of(model["own"]), "launched": least_of(model["launched"])}
+        for name, model in found.items()
+    }
 
 
 def requirement(what, shape, value, wanted, met):

@@ -1,5 +1,5 @@
-//! `gpu-bench [--gpu N] [--json FILE]`: speed of the kernels on a GPU, each compared with the lower
-//! bound on its work. Needs only the GPU's driver and CUDA's libraries. Writes JSON, then prints a
+//! `gpu-bench [--gpu N] [--json FILE] [--only GROUP,GROUP]`: speed of the kernels on a GPU, each
+//! compared with the lower bound on its work. Needs only the GPU's driver and CUDA's libraries. Writes JSON, then prints a
 //! table; exits with 2 if there is no GPU.
 //!
 //! Bytes and operations are the floors of `<operation>::cuda`. A share is relative to the bytes
@@ -36,8 +36,9 @@ type Row = [(&'static str, Value); 7];
 
 fn main() -> ExitCode {
     let done = Options::read("gpu-bench.json").and_then(|options| {
+        options.check(&GROUPS.map(|(name, _)| name))?;
         let gpu = options.open()?;
-        let rows = measure(&gpu).map_err(|error| error.to_string())?;
+        let rows = measure(&gpu, &options)?;
         report::write(&options, gpu.properties(), "kernels", &rows)
     });
     match done {
@@ -56,16 +57,29 @@ struct Bench<'a> {
     rows: Vec<Row>,
 }
 
-fn measure(gpu: &Gpu) -> Result<Vec<Row>, GpuError> {
+type Group = fn(&mut Bench<'_>) -> Result<(), GpuError>;
+
+/// Groups of rows, by the names that `--only` takes. The copy is always measured.
+const GROUPS: [(&str, Group); 7] = [
+    ("norms", |bench| bench.norms()),
+    ("activations", |bench| bench.activations()),
+    ("rotations", |bench| bench.rotations()),
+    ("ends", |bench| bench.ends()),
+    ("optimizer", |bench| bench.optimizer()),
+    ("products", |bench| bench.products()),
+    ("attention", |bench| bench.attentions()),
+];
+
+/// All rows, kept in the file after each group. A group that fails is reported, and the next runs.
+fn measure(gpu: &Gpu, options: &Options) -> Result<Vec<Row>, String> {
     let mut bench = Bench { gpu, copy_bytes_per_s: 0.0, rows: Vec::new() };
-    bench.copy()?;
-    bench.norms()?;
-    bench.activations()?;
-    bench.rotations()?;
-    bench.ends()?;
-    bench.optimizer()?;
-    bench.products()?;
-    bench.attentions()?;
+    bench.copy().map_err(|error| error.to_string())?;
+    for (name, group) in GROUPS.iter().filter(|(name, _)| options.runs(name)) {
+        if let Err(error) = group(&mut bench) {
+            eprintln!("{name}: {error}");
+        }
+        report::keep(options, gpu.properties(), "kernels", &bench.rows)?;
+    }
     Ok(bench.rows)
 }
 

@@ -11,18 +11,37 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Bytes of workspace: NVIDIA's recommendation for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// Number of algorithms timed to choose one.
-const CANDIDATES: usize = 8;
+const CANDIDATES: usize = 32;
 
 /// Number of algorithms timed to rate the choice.
 const SURVEYED: usize = 64;
 
-/// Timed runs of each, after a warm-up; the minimum counts.
-const TIMED_RUNS: usize = 5;
+/// Seconds of load before the first algorithm of a process is timed: an idle GPU raises its clock
+/// over tens of milliseconds.
+const WARM_UP_S: f64 = 0.2;
+
+/// Seconds of one batch of launches, and its most launches. One launch alone is timed with the gap
+/// before it.
+const BATCH_S: f64 = 5e-4;
+const BATCH_LAUNCHES: f64 = 32.0;
+
+/// Rounds over all algorithms, so that a slow moment does not hit one of them alone; the median
+/// counts.
+const ROUNDS: usize = 3;
+
+/// Rounds over the fastest few.
+const LAST_ROUNDS: usize = 7;
+const LAST: usize = 3;
+
+/// Algorithms that take longer than this many times the fastest are not timed again.
+const HOPELESS: f64 = 1.5;
 
 /// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.
 const REDUCTIONS: u32 =
@@ -458,21 +477,52 @@ fn time(
     let scratch = device.allocate(bytes)?;
     let mut each = || {
         device.fill(scratch, 0, bytes)?;
-        let mut seconds = Vec::with_capacity(algorithms.len());
-        for algorithm in algorithms {
+        let mut batch = |algorithm: &sys::cublasLtMatmulAlgo_t, launches: usize| {
             plan.algorithm = *algorithm;
-            if plan.launch(handle, device, workspace, product, scratch).is_err() {
-                seconds.push(f64::INFINITY);
-                continue;
-            }
-            let mut least = f64::INFINITY;
-            for _ in 0..TIMED_RUNS {
-                let start = device.record()?;
+            let start = device.record()?;
+            for _ in 0..launches {
                 plan.launch(handle, device, workspace, product, scratch)?;
-                least = least.min(start.seconds_until(&device.record()?)?);
             }
-            seconds.push(least);
+            let end = device.record()?;
+            end.synchronize()?;
+            Ok::<f64, GpuError>(start.seconds_until(&end)? / launches as f64)
+        };
+        static WARM: AtomicBool = AtomicBool::new(false);
+        let begin = Instant::now();
+        while !WARM.load(Ordering::Relaxed) && begin.elapsed().as_secs_f64() < WARM_UP_S {
+            let runs = algorithms.iter().any(|algorithm| batch(algorithm, 8).is_ok());
+            if !runs {
+                break;
+            }
         }
+        WARM.store(true, Ordering::Relaxed);
+        // The first launch of an algorithm loads its kernel; one that fails does not run here.
+        let mut once = |algorithm| batch(algorithm, 1).and_then(|_| batch(algorithm, 1));
+        let mut seconds: Vec<f64> = algorithms
+            .iter()
+            .map(|algorithm| once(algorithm).unwrap_or(f64::INFINITY))
+            .collect();
+        let mut again = |seconds: &mut [f64], chosen: &[usize], rounds: usize| {
+            let mut found = vec![Vec::with_capacity(rounds); seconds.len()];
+            for _ in 0..rounds {
+                for &at in chosen {
+                    let launches = (BATCH_S / seconds[at]).ceil().clamp(1.0, BATCH_LAUNCHES);
+                    found[at].push(batch(&algorithms[at], launches as usize)?);
+                }
+            }
+            for &at in chosen {
+                found[at].sort_by(f64::total_cmp);
+                seconds[at] = found[at][rounds / 2];
+            }
+            Ok::<(), GpuError>(())
+        };
+        let least = seconds.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut order: Vec<usize> =
+            (0..seconds.len()).filter(|&at| seconds[at] < HOPELESS * least).collect();
+        again(&mut seconds, &order, ROUNDS)?;
+        order.sort_by(|&a, &b| seconds[a].total_cmp(&seconds[b]));
+        order.truncate(LAST);
+        again(&mut seconds, &order, LAST_ROUNDS)?;
         Ok(seconds)
     };
     let seconds = each();

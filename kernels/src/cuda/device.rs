@@ -24,6 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes of each of the two pinned buffers that copies go through.
 const PINNED_BYTES: usize = 4 << 20;
 
+/// Oldest driver, by the CUDA it is for: 12.8 is the first with `cuEventElapsedTime_v2`.
+const OLDEST_DRIVER: c_int = 12_080;
+
 /// Opens a GPU: a context of its own, and a stream in it.
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: asks the loader whether the library can be opened.
@@ -77,6 +80,10 @@ fn properties(context: &CudaContext) -> Result<(Properties, String), GpuError> {
     unsafe { sys::cuDriverGetVersion(&raw mut driver) }
         .result()
         .map_err(|error| failed("cuDriverGetVersion", error))?;
+    if driver < OLDEST_DRIVER {
+        let what = format!("the driver is for CUDA {driver}; valid: {OLDEST_DRIVER} or later");
+        return Err(GpuError::Call { call: "cuDriverGetVersion", what });
+    }
     let nvrtc =
         nvrtc::version().map_or("none".to_owned(), |(major, minor)| format!("{major}.{minor}"));
     let products =

@@ -269,7 +269,7 @@ impl Gpu {
     }
 
     /// The library that runs attention as a fused graph, if there is one.
-    pub(crate) fn fuser(&self) -> Option<&dyn Fuser> {
+    pub fn fuser(&self) -> Option<&dyn Fuser> {
         self.queue.driver.fuser()
     }
 

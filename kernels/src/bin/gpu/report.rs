@@ -10,6 +10,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Options {
     gpu: usize,
     json: PathBuf,
+    /// Names of what is run; everything if empty.
+    only: Vec<String>,
+    /// Whether a GPU without cuDNN is an error.
+    require_cudnn: bool,
     #[cfg(feature = "cpu_emulator")]
     on_cpu: bool,
 }
@@ -20,6 +24,8 @@ impl Options {
         let mut options = Self {
             gpu: 0,
             json: PathBuf::from(json),
+            only: Vec::new(),
+            require_cudnn: false,
             #[cfg(feature = "cpu_emulator")]
             on_cpu: false,
         };
@@ -33,10 +39,16 @@ impl Options {
                         number.parse().map_err(|_| format!("--gpu {number}: no number"))?;
                 }
                 "--json" => options.json = PathBuf::from(value()?),
+                "--only" => options.only.extend(value()?.split(',').map(str::to_owned)),
+                "--require-cudnn" => options.require_cudnn = true,
                 // To try these programs without a GPU.
                 #[cfg(feature = "cpu_emulator")]
                 "--on-cpu" => options.on_cpu = true,
-                _ => return Err(format!("{word}: only --gpu N and --json FILE are known")),
+                _ => {
+                    return Err(format!(
+                        "{word}: valid: --gpu N, --json FILE, --only NAME,NAME, --require-cudnn"
+                    ));
+                }
             }
         }
         Ok(options)
@@ -51,7 +63,26 @@ impl Options {
             let emulator = emulator.map_err(|error| error.to_string())?;
             return Ok(Gpu::on(std::sync::Arc::new(emulator)));
         }
-        Gpu::open(self.gpu).map_err(|error| error.to_string())
+        let gpu = Gpu::open(self.gpu).map_err(|error| error.to_string())?;
+        let versions = &gpu.properties().versions;
+        eprintln!("{}, {versions}", gpu.properties().name);
+        if self.require_cudnn && gpu.fuser().is_none() {
+            return Err(format!("--require-cudnn: {versions}"));
+        }
+        Ok(gpu)
+    }
+
+    /// Whether `name` is to be run.
+    pub fn runs(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    /// Checks `--only` against the names there are.
+    pub fn check(&self, names: &[&str]) -> Result<(), String> {
+        match self.only.iter().find(|only| !names.contains(&only.as_str())) {
+            Some(only) => Err(format!("--only {only}: valid: {}", names.join(", "))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -100,8 +131,8 @@ fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-/// Prints the table and writes the file.
-pub fn write<const N: usize>(
+/// Writes the rows so far to the file, so that a run that is cut short keeps them.
+pub fn keep<const N: usize>(
     options: &Options,
     device: &Properties,
     name: &str,
@@ -128,9 +159,18 @@ pub fn write<const N: usize>(
     let mut fields = head.to_vec();
     fields.push((name, format!("[\n  {}\n]", lines.join(",\n  "))));
     std::fs::write(&options.json, object(&fields) + "\n")
-        .map_err(|error| format!("{}: {error}", options.json.display()))?;
+        .map_err(|error| format!("{}: {error}", options.json.display()))
+}
 
-    println!("\n{}, {}, {}", device.name, device.versions, date(now / 86_400));
+/// Prints the table and writes the file.
+pub fn write<const N: usize>(
+    options: &Options,
+    device: &Properties,
+    name: &str,
+    rows: &[[(&str, Value); N]],
+) -> Result<(), String> {
+    keep(options, device, name, rows)?;
+    println!("\n{}, {}", device.name, device.versions);
     if let Some(first) = rows.first() {
         println!("| {} |", first.each_ref().map(|(name, _)| *name).join(" | "));
         println!("|{}", "---|".repeat(N));

@@ -38,7 +38,8 @@ pub type Case = fn(&Gpu);
 macro_rules! cases {
     ($($case:ident)+) => {
         /// All cases.
-        pub const ALL: &[(&str, Case)] = &[$((stringify!($case), $case)),+];
+        pub const ALL: [(&str, Case); [$(stringify!($case)),+].len()] =
+            [$((stringify!($case), $case)),+];
     };
 }
 

@@ -37,6 +37,9 @@ struct Flags {
     /// Times the training step of this name alone, and prints its seconds
     #[arg(long)]
     step: Option<String>,
+    /// Sequences of that step, in place of its own
+    #[arg(long, requires = "step")]
+    sequences: Option<u64>,
     /// Steps are launched kernel by kernel, not replayed as CUDA graphs
     #[arg(long)]
     no_cuda_graphs: bool,
@@ -115,7 +118,8 @@ fn one_step(flags: &Flags, name: &str) -> Result<(), String> {
     else {
         return Err(format!("--step {name}: there is no such model among those that are timed"));
     };
-    let s = bench(flags)?.step_s(model, *sequences).map_err(text)?;
+    let sequences = flags.sequences.unwrap_or(*sequences);
+    let s = bench(flags)?.step_s(model, sequences).map_err(text)?;
     println!("{s}");
     Ok(())
 }

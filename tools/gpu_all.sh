@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Everything that only a GPU tells, in parts that run alone:
+#
+#   tools/gpu_all.sh [--bin DIR] [--out DIR] [--on-cpu] PART...
+#
+# Parts: versions test golden bench steps kernels torch calibrate sanitize. `make gpu-pack` builds
+# the programs that it calls into one folder; it needs neither cargo nor a network. Each part
+# writes to the output folder as figures come, so a part that is cut short keeps what it has.
+# --on-cpu rehearses the parts on the emulator, with figures that mean nothing.
+#
+# CUDA's libraries are looked for where the loader looks, and in the folders of PyTorch's packages.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+bin=gpu-pack out=gpu-out on_cpu=() parts=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --on-cpu) on_cpu=(--on-cpu); shift ;;
+    -*) echo "error: $1: valid: --bin DIR, --out DIR, --on-cpu, then parts" >&2; exit 1 ;;
+    *) parts+=("$1"); shift ;;
+  esac
+done
+mkdir -p "$out"
+bin=$(realpath "$bin") out=$(realpath "$out")
+python=${PYTHON:-python3}
+export MESHWRIGHT_CACHE=${MESHWRIGHT_CACHE:-$out/cache}
+# Sequences of a step, by model: as many as the GPU's memory holds.
+SEQUENCES_124M=${SEQUENCES_124M:-64} SEQUENCES_1_5B=${SEQUENCES_1_5B:-32} SEQUENCES_LLAMA=${SEQUENCES_LLAMA:-1}
+MODELS=${MODELS:-"GPT-2 124M:$SEQUENCES_124M;GPT-2 1.5B:$SEQUENCES_1_5B;Llama 3 8B, 4 layers:$SEQUENCES_LLAMA"}
+# Models that PyTorch compiles whole; the others by layer.
+WHOLE=${WHOLE:-"GPT-2 124M;Llama 3 8B, 4 layers"}
+CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral mixtral_aux qwen3_moe deepseek_v3"}
+
+packages=$("$python" - <<'PYTHON' 2>/dev/null
+import glob, os, sysconfig
+print(":".join(sorted(glob.glob(os.path.join(sysconfig.get_paths()["purelib"], "nvidia", "*", "lib")))))
+PYTHON
+)
+export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}${packages:+:$packages}
+
+versions() {
+  { date -u +%Y-%m-%dT%H:%M:%SZ; nvidia-smi; echo "$LD_LIBRARY_PATH" | tr : '\n'
+    "$python" -c 'import torch; print("torch", torch.__version__, torch.version.cuda, torch.backends.cudnn.version())'
+    "$bin/gpu-test" "${on_cpu[@]}" --only transpose --json "$out/opened.json"; } >"$out/versions.txt" 2>&1
+  tail -12 "$out/versions.txt"
+}
+
+# A process a case: an illegal access fails all later work of its process.
+test_one() {
+  "$bin/gpu-test" "${on_cpu[@]}" --only "$1" --json "$out/test-$1.json" >"$out/test-$1.log" 2>&1 ||
+    { echo "FAILED $1"; grep -v '^|' "$out/test-$1.log" | head -c 600; }
+}
+golden_one() {
+  "$bin/gpu_golden" "${on_cpu[@]}" "${@:2}" "tests/golden/$1" 2>"$out/golden-$1.log" | tee -a "$out/golden.jsonl" |
+    "$python" -c 'import json, sys
+for line in sys.stdin:
+    row = json.loads(line)
+    print(*(row.get(name) for name in ("case", "format", "steps", "replayed_steps", "why_not", "worst_loss_relative", "worst_gradient_relative")), row["result"][:300])'
+}
+export -f test_one golden_one
+export bin out python
+tests() {
+  "$bin/gpu-test" --only nothing 2>&1 | sed -n 's/.*valid: //p' | tr -d ',' | tr ' ' '\n' |
+    xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); test_one {}'
+  echo "tests: $(grep -l '"result": "ok"' "$out"/test-*.json | wc -l) of $(ls "$out"/test-*.log | wc -l) cases passed"
+}
+golden() {
+  for case in $CASES; do for flags in "--steps 20" "--launched" "--bf16"; do echo "$case $flags"; done; done |
+    xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); golden_one {}'
+}
+
+bench() { "$bin/gpu-bench" "${on_cpu[@]}" --json "$out/bench.json" ${BENCH:+--only "$BENCH"}; }
+
+# Each model's step, launched and replayed: a line each.
+steps() {
+  local IFS=';' model
+  for model in $MODELS; do
+    for how in replayed launched; do
+      s=$("$bin/measure-gpu" --step "${model%:*}" --sequences "${model##*:}" \
+        $([ $how = launched ] && echo --no-cuda-graphs) 2>>"$out/steps.log") || { tail -1 "$out/steps.log"; continue; }
+      printf '{"by": "%s", "model": "%s", "sequences": %s, "s": %s}\n' $how "${model%:*}" "${model##*:}" "$s" |
+        tee -a "$out/steps.jsonl"
+    done
+  done
+}
+
+# The time of every kernel of a launched step.
+kernels() {
+  local IFS=';' model
+  for model in ${PROFILED:-$MODELS}; do
+    name=$(echo "${model%:*}" | tr ' ,' '__')
+    ncu --metrics gpu__time_duration.sum --clock-control none --csv --launch-skip "${SKIP:-3000}" \
+      --launch-count "${COUNT:-2000}" "$bin/measure-gpu" --step "${model%:*}" --sequences "${model##*:}" \
+      --no-cuda-graphs >"$out/kernels-$name.csv" 2>"$out/kernels-$name.log"
+    "$python" tools/gpu_kernel_times.py "$out/kernels-$name.csv" | tee "$out/kernels-$name.txt" | head -${LINES_SHOWN:-40}
+  done
+}
+
+# PyTorch's step of each model. Compilation goes beside whatever else runs until the file `go` is
+# there.
+torch_step() {
+  how=layers
+  case ";$WHOLE;" in *";${1%:*};"*) how=whole ;; esac
+  "$python" tools/gpu_torch_step.py --model "${1%:*}" --sequences "${1##*:}" --backend "${BACKEND:-cudnn}" \
+    --compiled $how ${GO:+--go "$GO"} 2>>"$out/torch.log" | tee -a "$out/steps.jsonl"
+}
+torch() {
+  local IFS=';' model
+  for model in $MODELS; do torch_step "$model"; done
+}
+
+calibrate() {
+  "$bin/measure-gpu" --json "$out/measured.json" --parts "${MEASURED:-memory,products,attention}" &&
+    "$bin/plan" calibrate --gpu --cluster "${CLUSTER:-dgx_h100}" --measured "$out/measured.json" \
+      --steps "$out/predicted.json" -o "$out/cluster.yaml"
+}
+
+# Our kernels alone: NVIDIA's libraries do things on purpose that the checkers report.
+sanitize() {
+  for tool in memcheck racecheck initcheck synccheck; do
+    for case in ${SANITIZED:-rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy dropout random transpose weighted_rows latent_heads attention wide_attention attention_in_f32}; do
+      MESHWRIGHT_ATTENTION=own timeout 60 compute-sanitizer --tool "$tool" --error-exitcode 3 \
+        "$bin/gpu-test" --only "$case" --json "$out/sanitize.json" >"$out/sanitize-$tool-$case.log" 2>&1
+      echo "$tool $case: $? $(grep -c '=========     at' "$out/sanitize-$tool-$case.log") places" | tee -a "$out/sanitize.txt"
+    done
+  done
+}
+
+for part in "${parts[@]}"; do
+  begin=$(date +%s.%N)
+  echo "==== $part ===="
+  case $part in
+    test) tests ;;
+    versions | golden | bench | steps | kernels | torch | calibrate | sanitize) $part ;;
+    *) echo "error: $part: valid: versions, test, golden, bench, steps, kernels, torch, calibrate, sanitize" >&2 ;;
+  esac
+  echo "$part $(echo "$(date +%s.%N) - $begin" | bc 2>/dev/null || echo "$begin") s" | tee -a "$out/parts.txt"
+done
