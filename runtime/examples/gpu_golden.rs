@@ -127,11 +127,7 @@ fn judge<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
     }
 }
 
-fn train<S: Number + Stored>(
-    gpu: &cuda::Gpu,
-    options: &Options,
-    row: &mut Value,
-) -> Run {
+fn train<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value) -> Run {
     let program = program(&options.folder);
     let seq_len = program.model.seq_len;
     let tokens = options.folder.join("tokens.safetensors");

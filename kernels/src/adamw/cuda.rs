@@ -3,7 +3,7 @@
 //! them.
 
 use super::AdamW;
-use crate::cuda::launch::{THREADS, blocks};
+use crate::cuda::launch::{THREADS, int};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// A parameter and its state, or a shard of them. All views have the same length.
@@ -45,14 +45,11 @@ pub struct Proposal<'a, S> {
 }
 
 /// A row of the kernel's table: addresses of `to`, `w`, `g`, `m`, `v` and `copy`, the number of
-/// elements, and the decay packed with whether moments stay unchanged.
+/// elements, and the decay packed with two flags ([`last`]).
 type Row = [u64; 8];
 
-/// Minimum number of elements that a block updates.
-const ELEMENTS_A_BLOCK: usize = 8 * THREADS;
-
-/// Maximum number of tensors of a launch.
-const TENSORS: usize = 65_535;
+/// Elements of a chunk, which a block updates: the kernel's `CHUNK`.
+const CHUNK: u64 = 4096;
 
 /// The module.
 #[must_use]
@@ -126,24 +123,39 @@ fn check<S: Stored>(
     })
 }
 
-/// The last entry of a row: decay in the lower half, whether moments stay unchanged in the upper.
+/// The last entry of a row: decay in the lower half, then whether moments stay unchanged, then
+/// whether elements move in fours.
 #[allow(clippy::cast_possible_truncation)] // a factor
 fn last(decay: f64, keeps_moments: bool) -> u64 {
     u64::from((decay as f32).to_bits()) | u64::from(keeps_moments) << 32
 }
 
+/// Sets the last flag where all addresses of a row are multiples of four elements.
+fn by_four(mut row: Row, copy_bytes: usize) -> Row {
+    let [to, w, g, m, v, copy, _, last] = &mut row;
+    let f32s = [*to, *w, *g, *m, *v].iter().all(|address| address.is_multiple_of(16));
+    *last |= u64::from(f32s && copy.is_multiple_of(4 * copy_bytes as u64)) << 48;
+    row
+}
+
 fn run<S: Stored>(gpu: &Gpu, adamw: &AdamW, rows: &[Row]) -> Result<(), GpuError> {
     let module = module(S::STORAGE);
     let factors = gpu.upload(&factors(adamw))?;
-    for rows in rows.chunks(TENSORS) {
-        let most = rows.iter().map(|row| row[6]).max().unwrap_or(0);
-        let across =
-            blocks(usize::try_from(most).unwrap_or(usize::MAX), ELEMENTS_A_BLOCK).min(4096);
-        let table = gpu.upload(rows.as_flattened())?;
-        let arguments = vec![table.view().argument(), factors.view().argument()];
-        gpu.launch(&module.launch("adamw_update", [across, rows.len()], arguments))?;
+    let mut first_chunks = Vec::with_capacity(rows.len());
+    let mut chunks = 0;
+    for row in rows {
+        first_chunks.push(chunks);
+        chunks += u32::try_from(row[6].div_ceil(CHUNK)).unwrap_or(u32::MAX);
     }
-    Ok(())
+    let rows: Vec<Row> = rows.iter().map(|&row| by_four(row, S::STORAGE.bytes())).collect();
+    let (table, first_chunks) = (gpu.upload(rows.as_flattened())?, gpu.upload(&first_chunks)?);
+    let arguments = vec![
+        table.view().argument(),
+        first_chunks.view().argument(),
+        int(rows.len()),
+        factors.view().argument(),
+    ];
+    gpu.launch(&module.launch("adamw_update", [chunks as usize, 1], arguments))
 }
 
 /// The layout of the kernel's `Factors`.

@@ -231,6 +231,12 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   return all;
 }
 
+inline unsigned atomicMin(unsigned* at, unsigned value) {
+  unsigned old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (value < old && !__atomic_compare_exchange_n(at, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  return old;
+}
+
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 // The instructions that attention.cu writes in inline assembly: products of 16 x 16 by 16 x 8

@@ -498,10 +498,8 @@ fn time(
         WARM.store(true, Ordering::Relaxed);
         // The first launch of an algorithm loads its kernel; one that fails does not run here.
         let mut once = |algorithm| batch(algorithm, 1).and_then(|_| batch(algorithm, 1));
-        let mut seconds: Vec<f64> = algorithms
-            .iter()
-            .map(|algorithm| once(algorithm).unwrap_or(f64::INFINITY))
-            .collect();
+        let mut seconds: Vec<f64> =
+            algorithms.iter().map(|algorithm| once(algorithm).unwrap_or(f64::INFINITY)).collect();
         let mut again = |seconds: &mut [f64], chosen: &[usize], rounds: usize| {
             let mut found = vec![Vec::with_capacity(rounds); seconds.len()];
             for _ in 0..rounds {

@@ -212,9 +212,27 @@ pub(crate) fn row_threads(columns: usize, pack: usize) -> usize {
     columns.div_ceil(pack).next_multiple_of(32).clamp(32, most)
 }
 
-/// Blocks that share the rows of a column sum. It depends on the shape alone, so the bits do too.
-pub(crate) fn parts(rows: usize) -> usize {
-    rows.min(256)
+/// The grids of a sum over rows: of strips of columns and parts of the rows, and of what adds up
+/// the parts (`prelude.cu`). They depend on the shape alone, so the bits do too.
+pub(crate) struct ColumnSum {
+    /// Blocks of the first kernel.
+    pub(crate) grid: [usize; 2],
+    /// Parts of the rows.
+    pub(crate) parts: usize,
+    /// Blocks of the second kernel.
+    pub(crate) total: [usize; 2],
+}
+
+impl ColumnSum {
+    /// Of a module whose blocks have [`THREADS`] threads.
+    pub(crate) fn new(rows: usize, columns: usize, pack: usize) -> Self {
+        // Enough blocks for every multiprocessor of a large GPU to have four.
+        const BLOCKS: usize = 528;
+        let strips = blocks(columns, 32 * pack);
+        let most = blocks(rows, THREADS / 32).max(1);
+        let parts = blocks(BLOCKS, strips).clamp(1, most);
+        Self { grid: [strips, parts], parts, total: [blocks(columns, 32), 1] }
+    }
 }
 
 /// Default number of threads of a block.

@@ -79,10 +79,55 @@ __device__ __forceinline__ float block_reduce(float value) {
   return value;
 }
 
-// The sum of a column of partial[parts, columns] in the order of parts.
+// Sums over rows take two kernels. In the first each block has a strip of 32 PACK columns
+// (blockIdx.x) and every gridDim.y-th row, warp by warp; partial[gridDim.y, ...] gets the sums of
+// blocks. In the second a block adds up 32 columns of those. All orders are fixed.
+#define WARPS (THREADS / 32)
+#define STRIP (32 * PACK)
+
+__device__ __forceinline__ int strip_column() { return blockIdx.x * STRIP + threadIdx.x % 32 * PACK; }
+
+// Calls `add(row)` for each group of `ROWS` rows of this warp, so that the loads of a group are in
+// flight together, and then for the rest one by one.
+template <int ROWS, typename Rows>
+__device__ __forceinline__ void each_row(int rows, Rows of) {
+  const int step = gridDim.y * WARPS;
+  int row = blockIdx.y * WARPS + threadIdx.x / 32;
+  for (; row + (ROWS - 1) * step < rows; row += ROWS * step) of.template add<ROWS>(row, step);
+  for (; row < rows; row += step) of.template add<1>(row, step);
+}
+
+// to[columns]: the sums of a strip, added up over the warps of the block in their order.
+__device__ __forceinline__ void write_strip(const float (&sum)[PACK], float* __restrict__ to, int columns) {
+  __shared__ float sums[WARPS][STRIP];
+  __syncthreads();  // an earlier strip may still be read
+#pragma unroll
+  for (int i = 0; i < PACK; ++i) sums[threadIdx.x / 32][threadIdx.x % 32 * PACK + i] = sum[i];
+  __syncthreads();
+  for (int at = threadIdx.x; at < STRIP; at += THREADS) {
+    const int column = blockIdx.x * STRIP + at;
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) total += sums[warp][at];
+    if (column < columns) to[column] = total;
+  }
+}
+
+// The sum of a column of partial[parts, columns], for a block's 32 columns from blockIdx.x 32 on:
+// each warp adds up every WARPS-th part, then the first warp the sums of all, which it gets.
 __device__ __forceinline__ float column_total(const float* __restrict__ partial, int column, u64 columns, int parts) {
+  __shared__ float sums[WARPS][32];
   float sum = 0.0f;
-  for (int part = 0; part < parts; ++part) sum += partial[part * columns + column];
+  if (column < columns) {
+#pragma unroll 4
+    for (int part = threadIdx.x / 32; part < parts; part += WARPS) sum += partial[part * columns + column];
+  }
+  __syncthreads();  // an earlier total may still be read
+  sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp][threadIdx.x % 32];
   return sum;
 }
 

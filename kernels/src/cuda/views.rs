@@ -102,6 +102,13 @@ impl<'a, E: Element> View<'a, E> {
         Self { address, len: range.len(), memory: PhantomData }
     }
 
+    /// Both views as one, if `next` begins where this one ends.
+    #[must_use]
+    pub fn followed_by(self, next: Self) -> Option<Self> {
+        let follows = next.address == self.address + (self.len * size_of::<E>()) as u64;
+        follows.then_some(Self { len: self.len + next.len, ..self })
+    }
+
     /// Its address and length, for a library that moves the elements.
     #[must_use]
     pub fn span(&self) -> Span {

@@ -3,7 +3,7 @@
 
 use super::check_rows;
 use crate::Output;
-use crate::cuda::launch::{THREADS, blocks, constant, int, long, pack, parts};
+use crate::cuda::launch::{ColumnSum, THREADS, blocks, constant, int, long, pack};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// The module for rows of `columns` (of tensors with a bias), moved in packs of `pack` elements.
@@ -132,15 +132,15 @@ pub fn bias_gradient<S: Stored>(
         return Ok(());
     }
     let rows = dy.len() / columns;
-    let parts = parts(rows);
-    let module = module(S::STORAGE, columns, 1);
+    let pack = pack(S::STORAGE, columns, &[(dy.address(), size_of::<S>())]);
+    let module = module(S::STORAGE, columns, pack);
+    let ColumnSum { grid, parts, total } = ColumnSum::new(rows, columns, pack);
     let partial = gpu.memory::<f32>(parts * columns)?;
     let partial = partial.view();
     let arguments = vec![dy.argument(), partial.argument(), int(rows)];
-    gpu.launch(&module.launch("elementwise_column_partials", [parts, 1], arguments))?;
-    let grid = [blocks(columns, module.threads()), 1];
+    gpu.launch(&module.launch("elementwise_column_partials", grid, arguments))?;
     let arguments = vec![partial.argument(), dbias.argument(), int(parts)];
-    gpu.launch(&module.launch("elementwise_column_sum", grid, arguments))
+    gpu.launch(&module.launch("elementwise_column_sum", total, arguments))
 }
 
 /// `sum += x`: adds a micro-batch's gradient to the f32 sum.

@@ -112,22 +112,37 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   *reinterpret_cast<Packed<float>*>(sum + start) = total;
 }
 
-// partial[gridDim.x, COLUMNS]: each block's column sums over its rows of dy, in row order. One
-// thread for each column.
+struct RowsOfGradient {
+  const stored* dy;
+  float (&sum)[PACK];
+
+  template <int ROWS>
+  __device__ __forceinline__ void add(int row, int step) {
+    float v[ROWS][PACK];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) load(dy + static_cast<u64>(row + r * step) * COLUMNS, v[r]);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) sum[i] += v[r][i];
+    }
+  }
+};
+
+// partial[gridDim.y, COLUMNS]: each block's column sums over its rows of dy.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_partials(const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
-  for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
-    float sum = 0.0f;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) sum += widened(dy[static_cast<u64>(row) * COLUMNS + column]);
-    partial[static_cast<u64>(blockIdx.x) * COLUMNS + column] = sum;
-  }
+  float sum[PACK] = {};
+  if (strip_column() < COLUMNS) each_row<8>(rows, RowsOfGradient{dy + strip_column(), sum});
+  write_strip(sum, partial + static_cast<u64>(blockIdx.y) * COLUMNS, COLUMNS);
 }
 
-// dbias[COLUMNS] += sum of partial[parts, COLUMNS] in the order of parts.
+// dbias[COLUMNS] += sums of partial[parts, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_sum(const float* __restrict__ partial, float* __restrict__ dbias, int parts) {
-  const int column = blockIdx.x * THREADS + threadIdx.x;
-  if (column < COLUMNS) dbias[column] += column_total(partial, column, COLUMNS, parts);
+  const int column = blockIdx.x * 32 + threadIdx.x % 32;
+  const float total = column_total(partial, column, COLUMNS, parts);
+  if (threadIdx.x < 32 && column < COLUMNS) dbias[column] += total;
 }
 
 // Sums the values of all threads of a block in f64, in a fixed order; thread 0 gets the result.

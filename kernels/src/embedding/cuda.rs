@@ -40,9 +40,9 @@ pub fn forward<S: Stored>(
 
 /// `dtable[ids - first_row] += scale dout`, in token order, so the bits are always the same.
 ///
-/// Each token's block compares its id with all ids: `tokens^2` comparisons, negligible beside the
-/// memory traffic up to some 64 Ki tokens. One block sums all tokens of a row, so an id that most
-/// tokens share is slow.
+/// Each token's id is compared with all ids: `tokens^2` comparisons, little beside the memory
+/// traffic up to some 64 Ki tokens. An id that most tokens share is slow, because its row's tokens
+/// are added one after the other.
 ///
 /// # Errors
 /// If the device fails.
@@ -60,16 +60,27 @@ pub fn backward<S: Stored>(
     let tensors = [(dout.address(), size_of::<S>()), (dtable.address(), 4)];
     let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
     let [first, rows] = range(embedding);
+    let tokens = embedding.tokens;
+    let (mut next, mut earlier) = (gpu.memory::<u32>(tokens)?, gpu.memory::<u32>(tokens)?);
+    gpu.ones(next.view_mut())?;
+    gpu.zero(earlier.view_mut())?;
+    let (next, earlier) = (next.view(), earlier.view());
+    // Parts of the tokens, so that few tokens keep a large GPU busy too.
+    const PARTS: usize = 8;
+    let chain = vec![ids.argument(), next.argument(), earlier.argument(), int(tokens)];
+    let grid = [blocks(tokens, module.threads()), PARTS];
+    gpu.launch(&module.launch("embedding_chain", grid, chain))?;
     let across = blocks(embedding.columns, module.threads() * module.constants().pack);
     let arguments = vec![
         ids.argument(),
+        next.argument(),
+        earlier.argument(),
         dout.argument(),
         dtable.argument(),
         first,
         rows,
-        int(embedding.tokens),
     ];
-    gpu.launch(&module.launch("embedding_backward", [embedding.tokens, across], arguments))
+    gpu.launch(&module.launch("embedding_backward", [tokens, across], arguments))
 }
 
 /// Lower bound on the work of [`forward`].

@@ -22,37 +22,56 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// dtable[ids - first_row] += SCALE dout. The tokens of a row are added in their order, without
-// atomics or sorting, so the bits are always the same: the block of an id's first token adds up all
-// tokens with that id, and the others stop. Grid: tokens, blocks of columns.
+// The gradient adds up the tokens of a row in their order, without atomics on floats or sorting, so
+// the bits are always the same. First each token finds the next with its id, and whether there is
+// an earlier one; then the first token of each id follows the chain.
+
+#define NONE 0xffffffffu
+
+// next[tokens], filled with NONE before; earlier[tokens], filled with 0. Grid: tokens, parts of the
+// tokens they are compared with.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embedding_backward(const long long* __restrict__ ids, const stored* __restrict__ dout, float* __restrict__ dtable,
-                       long long first_row, long long rows, int tokens) {
-  __shared__ u32 found[THREADS / 32];
-  const int own = blockIdx.x;
-  const long long id = ids[own], row = id - first_row;
-  if (row < 0 || row >= rows) return;
-  const int column = (blockIdx.y * THREADS + threadIdx.x) * PACK;
-  Packed<float> sum = {};
-  float* to = dtable + static_cast<u64>(row) * COLUMNS + column;
-  if (column < COLUMNS) sum = *reinterpret_cast<const Packed<float>*>(to);
-  for (int start = 0; start < tokens; start += THREADS) {
-    const int token = start + threadIdx.x;
-    const u32 here = __ballot_sync(0xffffffffu, token < tokens && ids[token] == id);
-    __syncthreads();  // the last chunk's matches may still be read
-    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = here;
+    embedding_chain(const long long* __restrict__ ids, u32* __restrict__ next, u32* __restrict__ earlier, int tokens) {
+  alignas(16) __shared__ int tile[THREADS];
+  const u32 own = blockIdx.x * THREADS + threadIdx.x, all = tokens;
+  const int id = own < all ? static_cast<int>(ids[own]) : -1;
+  u32 after = NONE;
+  bool before = false;
+  for (u32 start = blockIdx.y * THREADS; start < all; start += gridDim.y * THREADS) {
+    const u32 token = start + threadIdx.x;
+    __syncthreads();  // the last tile may still be read
+    tile[threadIdx.x] = token < all ? static_cast<int>(ids[token]) : -2;
     __syncthreads();
-    for (int warp = 0; warp < THREADS / 32; ++warp) {
-      for (u32 left = found[warp]; left != 0; left &= left - 1) {
-        const int at = start + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-        if (at < own) return;  // all threads of the block agree
-        if (column >= COLUMNS) continue;
-        float v[PACK];
-        load(dout + static_cast<u64>(at) * COLUMNS + column, v);
-#pragma unroll
-        for (int i = 0; i < PACK; ++i) sum.at[i] += static_cast<float>(SCALE) * v[i];
+#pragma unroll 16
+    for (u32 i = 0; i < THREADS; ++i) {
+      if (tile[i] == id) {
+        if (start + i < own) before = true;
+        if (start + i > own && start + i < after) after = start + i;
       }
     }
   }
-  if (column < COLUMNS) *reinterpret_cast<Packed<float>*>(to) = sum;
+  if (own >= all) return;
+  if (before) earlier[own] = 1;
+  if (after != NONE) atomicMin(next + own, after);
+}
+
+// dtable[ids - first_row] += SCALE dout. Grid: tokens, blocks of columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    embedding_backward(const long long* __restrict__ ids, const u32* __restrict__ next,
+                       const u32* __restrict__ earlier, const stored* __restrict__ dout, float* __restrict__ dtable,
+                       long long first_row, long long rows) {
+  const long long row = ids[blockIdx.x] - first_row;
+  const int column = (blockIdx.y * THREADS + threadIdx.x) * PACK;
+  if (earlier[blockIdx.x] || row < 0 || row >= rows || column >= COLUMNS) return;
+  float* to = dtable + static_cast<u64>(row) * COLUMNS + column;
+  Packed<float> sum = *reinterpret_cast<const Packed<float>*>(to);
+  for (u32 at = blockIdx.x; at != NONE;) {
+    const u32 following = next[at];
+    float v[PACK];
+    load(dout + static_cast<u64>(at) * COLUMNS + column, v);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) sum.at[i] += static_cast<float>(SCALE) * v[i];
+    at = following;
+  }
+  *reinterpret_cast<Packed<float>*>(to) = sum;
 }

@@ -105,50 +105,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// partial[gridDim.x, 2, COLUMNS]: each block's sums over its rows of dy n and of dy, in row order.
+struct RowsOfWeights {
+  const stored* x;
+  const float* mean;
+  const float* inverse_std;
+  const stored* dy;
+  float (&of_w)[PACK];
+  float (&of_bias)[PACK];
+
+  template <int ROWS>
+  __device__ __forceinline__ void add(int row, int step) {
+    float value[ROWS][PACK], gradient[ROWS][PACK], m[ROWS], r[ROWS];
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n) {
+      const u64 start = static_cast<u64>(row + n * step) * COLUMNS;
+      m[n] = mean[row + n * step];
+      r[n] = inverse_std[row + n * step];
+      load(x + start, value[n]);
+      load(dy + start, gradient[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) {
+        of_w[i] += gradient[n][i] * ((value[n][i] - m[n]) * r[n]);
+        of_bias[i] += gradient[n][i];
+      }
+    }
+  }
+};
+
+// partial[gridDim.y, 2, COLUMNS]: each block's sums over its rows of dy n and of dy.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ mean,
                                const float* __restrict__ inverse_std, const stored* __restrict__ dy,
                                float* __restrict__ partial, int rows) {
-  float of_w[PACKS][PACK] = {}, of_bias[PACKS][PACK] = {};
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    const u64 start = static_cast<u64>(row) * COLUMNS;
-    const float m = mean[row], r = inverse_std[row];
-#pragma unroll
-    for (int pack = 0; pack < PACKS; ++pack) {
-      const int column = column_of(pack);
-      if (column < COLUMNS) {
-        float value[PACK], gradient[PACK];
-        load(x + start + column, value);
-        load(dy + start + column, gradient);
-#pragma unroll
-        for (int i = 0; i < PACK; ++i) {
-          of_w[pack][i] += gradient[i] * ((value[i] - m) * r);
-          of_bias[pack][i] += gradient[i];
-        }
-      }
-    }
+  const int column = strip_column();
+  float of_w[PACK] = {}, of_bias[PACK] = {};
+  if (column < COLUMNS) {
+    each_row<4>(rows, RowsOfWeights{x + column, mean, inverse_std, dy + column, of_w, of_bias});
   }
-  float* own = partial + static_cast<u64>(blockIdx.x) * 2 * COLUMNS;
-#pragma unroll
-  for (int pack = 0; pack < PACKS; ++pack) {
-    const int column = column_of(pack);
-    if (column < COLUMNS) {
-#pragma unroll
-      for (int i = 0; i < PACK; ++i) {
-        own[column + i] = of_w[pack][i];
-        own[COLUMNS + column + i] = of_bias[pack][i];
-      }
-    }
-  }
+  float* own = partial + static_cast<u64>(blockIdx.y) * 2 * COLUMNS;
+  write_strip(of_w, own, COLUMNS);
+  write_strip(of_bias, own + COLUMNS, COLUMNS);
 }
 
-// dw[COLUMNS] and dbias[COLUMNS] += sums of partial[parts, 2, COLUMNS] in the order of parts.
+// dw[COLUMNS] and dbias[COLUMNS] += sums of partial[parts, 2, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, float* __restrict__ dbias,
                           int parts) {
-  const int column = blockIdx.x * THREADS + threadIdx.x;
-  if (column >= COLUMNS) return;
-  dw[column] += column_total(partial, column, 2 * COLUMNS, parts);
-  dbias[column] += column_total(partial, COLUMNS + column, 2 * COLUMNS, parts);
+  const int column = blockIdx.x * 32 + threadIdx.x % 32;
+  const float of_w = column_total(partial, column, 2 * COLUMNS, parts);
+  const float of_bias = column_total(partial + COLUMNS, column, 2 * COLUMNS, parts);
+  if (threadIdx.x < 32 && column < COLUMNS) {
+    dw[column] += of_w;
+    dbias[column] += of_bias;
+  }
 }

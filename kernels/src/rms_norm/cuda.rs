@@ -2,21 +2,35 @@
 
 use super::RmsNorm;
 use crate::Output;
-use crate::cuda::launch::{NULL, blocks, constant, int, pack, parts, row_threads};
+use crate::cuda::launch::{ColumnSum, NULL, THREADS, constant, int, pack, row_threads};
 use crate::cuda::{Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// The module for rows of this width, moved in packs of `pack` elements.
 #[must_use]
 pub fn module(storage: Storage, norm: &RmsNorm, pack: usize) -> Module {
+    with_threads(storage, norm, pack, row_threads(norm.columns, pack))
+}
+
+fn with_threads(storage: Storage, norm: &RmsNorm, pack: usize, threads: usize) -> Module {
     let constants =
         vec![("COLUMNS", constant(norm.columns)), ("EPS", norm.eps), ("OFFSET", norm.offset())];
-    Module::new("rms_norm", storage, pack, row_threads(norm.columns, pack), constants)
+    Module::new("rms_norm", storage, pack, threads, constants)
+}
+
+fn pack_of<S: Stored>(norm: &RmsNorm, addresses: &[u64]) -> usize {
+    let tensors: Vec<(u64, usize)> =
+        addresses.iter().map(|&address| (address, size_of::<S>())).collect();
+    pack(S::STORAGE, norm.columns, &tensors)
 }
 
 fn module_of<S: Stored>(norm: &RmsNorm, addresses: &[u64]) -> Module {
-    let tensors: Vec<(u64, usize)> =
-        addresses.iter().map(|&address| (address, size_of::<S>())).collect();
-    module(S::STORAGE, norm, pack(S::STORAGE, norm.columns, &tensors))
+    module(S::STORAGE, norm, pack_of::<S>(norm, addresses))
+}
+
+/// The module of gradients of weights, whose blocks have strips of columns instead of rows.
+#[must_use]
+pub fn module_of_weights(storage: Storage, norm: &RmsNorm, pack: usize) -> Module {
+    with_threads(storage, norm, pack, THREADS)
 }
 
 /// Computes `y` and `inverse_rms` from `x`. Shapes: [`super`].
@@ -115,8 +129,9 @@ pub fn backward_weight<S: Stored>(
     dw: ViewMut<'_, f32>,
 ) -> Result<(), GpuError> {
     norm.check(&[("x", x.len()), ("dy", dy.len())], dw.len(), inverse_rms.len());
-    let module = module_of::<S>(norm, &[x.address(), dy.address()]);
-    let parts = parts(norm.rows);
+    let pack = pack_of::<S>(norm, &[x.address(), dy.address()]);
+    let module = module_of_weights(S::STORAGE, norm, pack);
+    let ColumnSum { grid, parts, total } = ColumnSum::new(norm.rows, norm.columns, pack);
     let partial = gpu.memory::<f32>(parts * norm.columns)?;
     let partial = partial.view();
     let arguments = vec![
@@ -126,10 +141,9 @@ pub fn backward_weight<S: Stored>(
         partial.argument(),
         int(norm.rows),
     ];
-    gpu.launch(&module.launch("rms_norm_backward_weight", [parts, 1], arguments))?;
-    let grid = [blocks(norm.columns, module.threads()), 1];
+    gpu.launch(&module.launch("rms_norm_backward_weight", grid, arguments))?;
     let arguments = vec![partial.argument(), dw.argument(), int(parts)];
-    gpu.launch(&module.launch("rms_norm_column_sum", grid, arguments))
+    gpu.launch(&module.launch("rms_norm_column_sum", total, arguments))
 }
 
 /// Lower bound on the work of [`forward`].

@@ -85,40 +85,44 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// partial[gridDim.x, COLUMNS]: each block's sum over its rows of dy x r, in row order; column_sum()
-// adds them up.
+struct RowsOfWeight {
+  const stored* x;
+  const float* inverse_rms;
+  const stored* dy;
+  float (&sum)[PACK];
+
+  template <int ROWS>
+  __device__ __forceinline__ void add(int row, int step) {
+    float value[ROWS][PACK], gradient[ROWS][PACK], r[ROWS];
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n) {
+      const u64 start = static_cast<u64>(row + n * step) * COLUMNS;
+      r[n] = inverse_rms[row + n * step];
+      load(x + start, value[n]);
+      load(dy + start, gradient[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < ROWS; ++n) {
+#pragma unroll
+      for (int i = 0; i < PACK; ++i) sum[i] += gradient[n][i] * (value[n][i] * r[n]);
+    }
+  }
+};
+
+// partial[gridDim.y, COLUMNS]: each block's sums over its rows of dy x r.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ inverse_rms,
                              const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
-  float sums[PACKS][PACK] = {};
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    const u64 start = static_cast<u64>(row) * COLUMNS;
-    const float r = inverse_rms[row];
-#pragma unroll
-    for (int pack = 0; pack < PACKS; ++pack) {
-      const int column = column_of(pack);
-      if (column < COLUMNS) {
-        float value[PACK], gradient[PACK];
-        load(x + start + column, value);
-        load(dy + start + column, gradient);
-#pragma unroll
-        for (int i = 0; i < PACK; ++i) sums[pack][i] += gradient[i] * (value[i] * r);
-      }
-    }
-  }
-#pragma unroll
-  for (int pack = 0; pack < PACKS; ++pack) {
-    const int column = column_of(pack);
-    if (column < COLUMNS) {
-#pragma unroll
-      for (int i = 0; i < PACK; ++i) partial[static_cast<u64>(blockIdx.x) * COLUMNS + column + i] = sums[pack][i];
-    }
-  }
+  const int column = strip_column();
+  float sum[PACK] = {};
+  if (column < COLUMNS) each_row<4>(rows, RowsOfWeight{x + column, inverse_rms, dy + column, sum});
+  write_strip(sum, partial + static_cast<u64>(blockIdx.y) * COLUMNS, COLUMNS);
 }
 
-// dw[COLUMNS] += sum of partial[parts, COLUMNS] in the order of parts.
+// dw[COLUMNS] += sums of partial[parts, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, int parts) {
-  const int column = blockIdx.x * THREADS + threadIdx.x;
-  if (column < COLUMNS) dw[column] += column_total(partial, column, COLUMNS, parts);
+  const int column = blockIdx.x * 32 + threadIdx.x % 32;
+  const float total = column_total(partial, column, COLUMNS, parts);
+  if (threadIdx.x < 32 && column < COLUMNS) dw[column] += total;
 }

@@ -160,6 +160,11 @@ impl<T: Scalar> Device for Host<T> {
         gemm::gemm(&self.cpu, shape, T::ONE, a, b, T::ONE, c);
     }
 
+    fn gemm_bias(&self, shape: &Shape, a: &[T], b: &[T], bias: &[T], c: &mut [T]) {
+        self.gemm(shape, a, b, c, Output::Overwrite);
+        self.add_bias(bias, c);
+    }
+
     fn add_bias(&self, bias: &[T], x: &mut [T]) {
         elementwise::add_bias(&self.cpu, bias, x);
     }
@@ -465,8 +470,10 @@ impl<T: Scalar> Device for Host<T> {
         *total += x.iter().map(|x| x.to_f64()).sum::<f64>();
     }
 
-    fn add_squares(&self, x: &[T], total: &mut f64) {
-        *total += elementwise::sum_of_squares(&self.cpu, x);
+    fn add_squares(&self, tensors: &[&[T]], total: &mut f64) {
+        for x in tensors {
+            *total += elementwise::sum_of_squares(&self.cpu, x);
+        }
     }
 
     fn adamw(&self, adamw: &AdamW, parameters: Vec<Parameter<'_, Self>>) {

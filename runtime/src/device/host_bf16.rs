@@ -53,6 +53,11 @@ impl Device for Host<bf16, f32> {
         self.exact().gemm_add(shape, &a, &b, c);
     }
 
+    fn gemm_bias(&self, shape: &Shape, a: &[bf16], b: &[bf16], bias: &[bf16], c: &mut [bf16]) {
+        let [a, b, bias] = [a, b, bias].map(wide);
+        rounded(c, |c| self.exact().gemm_bias(shape, &a, &b, &bias, c));
+    }
+
     fn add_bias(&self, bias: &[bf16], x: &mut [bf16]) {
         let bias = wide(bias);
         rounded(x, |x| self.exact().add_bias(&bias, x));
@@ -464,8 +469,8 @@ impl Device for Host<bf16, f32> {
         self.exact().add_sum(x, total);
     }
 
-    fn add_squares(&self, x: &[f32], total: &mut f64) {
-        self.exact().add_squares(x, total);
+    fn add_squares(&self, tensors: &[&[f32]], total: &mut f64) {
+        self.exact().add_squares(tensors, total);
     }
 
     fn attention_backward(

@@ -129,6 +129,16 @@ pub trait Device: Space {
         output: Output,
     );
 
+    /// `c = op(a) op(b)`, with `bias[n]` added to each row: a linear layer with a bias.
+    fn gemm_bias(
+        &self,
+        shape: &Shape,
+        a: Stored<'_, Self>,
+        b: Stored<'_, Self>,
+        bias: Stored<'_, Self>,
+        c: StoredMut<'_, Self>,
+    );
+
     /// `c += op(a) op(b)`: gradients of weights.
     fn gemm_add(
         &self,
@@ -455,8 +465,8 @@ pub trait Device: Space {
     /// Adds the sum of elements to a total.
     fn add_sum(&self, x: Wide<'_, Self>, total: &mut Self::Total);
 
-    /// Adds the sum of squares to a total.
-    fn add_squares(&self, x: Wide<'_, Self>, total: &mut Self::Total);
+    /// Adds the sums of squares of some tensors to a total.
+    fn add_squares(&self, tensors: &[Wide<'_, Self>], total: &mut Self::Total);
 
     /// [`kernels::adamw::update`]
     fn adamw(&self, adamw: &AdamW, parameters: Vec<Parameter<'_, Self>>);

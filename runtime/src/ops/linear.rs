@@ -135,9 +135,9 @@ impl Linear {
         let mut y = ctx.buffer(rows * self.outputs);
         let shape = Shape::nt(rows, self.outputs, self.inputs);
         let w = ctx.weights.get(self.weight);
-        device.gemm(&shape, x.view(), w, y.view_mut(), Output::Overwrite);
-        if let Some(bias) = self.bias {
-            device.add_bias(ctx.weights.get(bias), y.view_mut());
+        match self.bias.map(|bias| ctx.weights.get(bias)) {
+            Some(bias) => device.gemm_bias(&shape, x.view(), w, bias, y.view_mut()),
+            None => device.gemm(&shape, x.view(), w, y.view_mut(), Output::Overwrite),
         }
         y
     }

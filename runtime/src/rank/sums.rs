@@ -2,7 +2,7 @@
 
 use super::Fixed;
 use crate::comm::{CommError, Op, Request};
-use crate::device::{Device, DeviceGroup};
+use crate::device::{Device, DeviceGroup, Wide};
 use crate::groups::ExpertGroups;
 use crate::ops::RouterLog;
 use crate::state::params::{ByDivision, Gradient, HeldParameter, Store};
@@ -157,9 +157,9 @@ impl<D: Device> Fixed<'_, D> {
                 let held = &self.inventory.all()[slice.held];
                 held.counted && held.declaration.division == division
             };
-            for slice in self.shards.counted().iter().filter(counts) {
-                self.device.add_squares(sums.get(slice), &mut total);
-            }
+            let counted = self.shards.counted().iter().filter(counts);
+            let counted: Vec<Wide<'_, D>> = counted.map(|slice| sums.get(slice)).collect();
+            self.device.add_squares(&counted, &mut total);
             total
         })
     }

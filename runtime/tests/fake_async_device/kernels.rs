@@ -56,6 +56,23 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
         });
     }
 
+    fn gemm_bias(
+        &self,
+        shape: &Shape,
+        a: Stored<'_, Self>,
+        b: Stored<'_, Self>,
+        bias: Stored<'_, Self>,
+        c: StoredMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (a, b, bias, c) = (of(a), of(b), of(bias), into(c));
+        self.run(move |host| {
+            let mut to_c: Vec<W> = c.get();
+            host.gemm_bias(&shape, &a.get::<W>(), &b.get::<W>(), &bias.get::<W>(), &mut to_c);
+            c.put(&to_c);
+        });
+    }
+
     fn add_bias(&self, bias: Stored<'_, Self>, x: StoredMut<'_, Self>) {
         let (bias, x) = (of(bias), into(x));
         self.run(move |host| {
@@ -748,9 +765,11 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
         self.run(move |host| host.add_sum(&x.get::<W>(), &mut total.lock().unwrap()));
     }
 
-    fn add_squares(&self, x: Wide<'_, Self>, total: &mut Arc<Mutex<f64>>) {
-        let (x, total) = (of(x), total.clone());
-        self.run(move |host| host.add_squares(&x.get::<W>(), &mut total.lock().unwrap()));
+    fn add_squares(&self, tensors: &[Wide<'_, Self>], total: &mut Arc<Mutex<f64>>) {
+        for x in tensors {
+            let (x, total) = (of(*x), total.clone());
+            self.run(move |host| host.add_squares(&[&x.get::<W>()], &mut total.lock().unwrap()));
+        }
     }
 
     fn adamw(&self, adamw: &AdamW, parameters: Vec<Parameter<'_, Self>>) {

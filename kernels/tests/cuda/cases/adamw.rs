@@ -7,6 +7,45 @@ use kernels::cuda::{Gpu, Memory, Storage, Stored, bf16};
 
 pub fn adamw(gpu: &Gpu) {
     in_each_storage!(adamw_in(gpu));
+    unaligned(gpu);
+}
+
+/// Tensors that begin at any element, one of them empty.
+fn unaligned(gpu: &Gpu) {
+    let (cpu, at) = (Cpu::serial(), 3..4500);
+    let step = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, step: 1, gradient_scale: 1.0 };
+    let [w, g, m] = [1, 2, 3].map(|seed| numbers::<f32>(5000, seed));
+    let v = vec![0.25; 5000];
+    let [mut gw, gg, mut gm, mut gv] = [&w, &g, &m, &v].map(|tensor| up::<f32>(gpu, tensor));
+    let (mut ew, mut em, mut ev) = (gw.view_mut(), gm.view_mut(), gv.view_mut());
+    let mut parameters = Vec::new();
+    for part in [0..0, at.clone()] {
+        let len = part.end;
+        let ((w, rest_w), (m, rest_m), (v, rest_v)) =
+            (ew.split_at(len), em.split_at(len), ev.split_at(len));
+        (ew, em, ev) = (rest_w, rest_m, rest_v);
+        parameters.push(adamw::cuda::Parameter::<bf16> {
+            w: w.into_slice(part.clone()),
+            g: gg.view().slice(part.clone()),
+            m: m.into_slice(part.clone()),
+            v: v.into_slice(part),
+            copy: None,
+            decay: 0.1,
+        });
+    }
+    adamw::cuda::update(gpu, &step, &mut parameters).unwrap();
+    let [mut w, mut m, mut v] = [w, m, v];
+    let parameter = adamw::Parameter {
+        w: &mut w[at.clone()],
+        g: &g[at.clone()],
+        m: &mut m[at.clone()],
+        v: &mut v[at],
+        decay: 0.1,
+    };
+    adamw::reference::update(&cpu, &step, &mut [parameter]);
+    for (what, found, expected) in [("w", gw, &w), ("m", gm, &m), ("v", gv, &v)] {
+        close(&format!("unaligned {what}"), Storage::F32, &down(gpu, &found), expected);
+    }
 }
 
 fn adamw_in<S: Stored>(gpu: &Gpu) {

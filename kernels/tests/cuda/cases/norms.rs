@@ -1,14 +1,14 @@
 //! Norms.
 
-use super::{close, down, numbers, out, up};
+use super::{close, close_sums, down, numbers, out, up};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::layer_norm::{self, LayerNorm};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::{Cpu, Output};
 
 /// Rows and columns: one pack a thread, smaller packs, several packs a thread, packs of one
-/// element.
-const SHAPES: [(usize, usize); 4] = [(3, 256), (5, 36), (2, 5000), (300, 33)];
+/// element; and so many rows that sums over them take several at a time.
+const SHAPES: [(usize, usize); 5] = [(3, 256), (5, 36), (2, 5000), (300, 33), (18_000, 8)];
 
 pub fn rms_norm(gpu: &Gpu) {
     in_each_storage!(rms_norm_in(gpu));
@@ -79,7 +79,7 @@ fn rms_norm_in<S: Stored>(gpu: &Gpu) {
         .unwrap();
         let mut dw = dw;
         rms_norm::reference::backward_weight(&cpu, &norm, &sum, &r, &dy, &mut dw);
-        close("dw", Storage::F32, &down(gpu, &gdw), &dw);
+        close_sums("dw", rows, &down(gpu, &gdw), &dw);
     }
 }
 
@@ -168,7 +168,7 @@ fn layer_norm_in<S: Stored>(gpu: &Gpu) {
         .unwrap();
         let (mut dw, mut dbias) = (start.clone(), start);
         layer_norm::reference::backward_weight(&cpu, &norm, &sum, &m, &r, &dy, &mut dw, &mut dbias);
-        close("dw", Storage::F32, &down(gpu, &gdw), &dw);
-        close("dbias", Storage::F32, &down(gpu, &gdbias), &dbias);
+        close_sums("dw", rows, &down(gpu, &gdw), &dw);
+        close_sums("dbias", rows, &down(gpu, &gdbias), &dbias);
     }
 }

@@ -1,6 +1,6 @@
 //! Elementwise operations, and operations by rows.
 
-use super::{close, down, numbers, out, up};
+use super::{close, close_sums, down, numbers, out, up};
 use kernels::activation::{self, Activation};
 use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::dropout::{self, Dropout};
@@ -73,7 +73,7 @@ pub fn elementwise(gpu: &Gpu) {
 
 fn elementwise_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
-    for (rows, columns) in [(600, 64), (5, 33)] {
+    for (rows, columns) in [(600, 64), (5, 33), (36_000, 8)] {
         let elements = rows * columns;
         let [a, b] = [1, 2].map(|seed| numbers::<S>(elements, seed));
         let (bias, start) = (numbers::<S>(columns, 3), numbers::<f32>(elements, 4));
@@ -121,7 +121,7 @@ fn elementwise_in<S: Stored>(gpu: &Gpu) {
             (up::<f32>(gpu, &start[..columns]), start[..columns].to_vec());
         sums::cuda::bias_gradient(gpu, ga.view(), gdbias.view_mut()).unwrap();
         sums::reference::bias_gradient(&cpu, &a, &mut dbias);
-        close("dbias", Storage::F32, &down(gpu, &gdbias), &dbias);
+        close_sums("dbias", elements / columns, &down(gpu, &gdbias), &dbias);
 
         let (gstart, mut gnarrow) = (up::<f32>(gpu, &start), out::<S>(gpu, elements));
         sums::cuda::narrow(gpu, gstart.view(), gnarrow.view_mut()).unwrap();
@@ -134,10 +134,10 @@ fn elementwise_in<S: Stored>(gpu: &Gpu) {
 
         let found = sums::cuda::sum_of_squares(gpu, ga.view()).unwrap();
         let expected = sums::reference::sum_of_squares(&cpu, &a);
-        assert!((found / expected - 1.0).abs() < 1e-13, "{found} {expected}");
+        assert!((found / expected - 1.0).abs() < 1e-12, "{found} {expected}");
         let found = sums::cuda::sum(gpu, ga.view()).unwrap();
         let expected = a.iter().sum::<f64>();
-        assert!((found - expected).abs() < 1e-10, "{found} {expected}");
+        assert!((found - expected).abs() < 1e-9, "{found} {expected}");
     }
 }
 

@@ -45,6 +45,17 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         call!(self, [a, b, c], |gpu| gemm::cuda::gemm(gpu, shape, 1.0, a, b, 1.0, c));
     }
 
+    fn gemm_bias(
+        &self,
+        shape: &Shape,
+        a: Stored<'_, Self>,
+        b: Stored<'_, Self>,
+        bias: Stored<'_, Self>,
+        c: StoredMut<'_, Self>,
+    ) {
+        call!(self, [a, b, bias, c], |gpu| gemm::cuda::gemm_bias(gpu, shape, 1.0, a, b, bias, c));
+    }
+
     fn add_bias(&self, bias: Stored<'_, Self>, x: StoredMut<'_, Self>) {
         call!(self, [bias, x], |gpu| elementwise::cuda::add_bias(gpu, bias, x));
     }
@@ -513,11 +524,21 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         });
     }
 
-    fn add_squares(&self, x: Wide<'_, Self>, total: &mut Memory<f64>) {
-        let total = total.all_mut();
-        call!(self, [x, total], |gpu| {
-            elementwise::cuda::sum_of_squares_into(gpu, x, total, Output::Accumulate)
-        });
+    fn add_squares(&self, tensors: &[Wide<'_, Self>], total: &mut Memory<f64>) {
+        // Gradients lie one behind the other: a launch for all, not one for each.
+        let mut runs: Vec<cuda::View<'_, f32>> = Vec::new();
+        for x in tensors.iter().filter_map(|x| x.0) {
+            match runs.last_mut().and_then(|last| Some((last.followed_by(x)?, last))) {
+                Some((both, last)) => *last = both,
+                None => runs.push(x),
+            }
+        }
+        for x in runs {
+            let total = total.all_mut();
+            call!(self, [total], |gpu| {
+                elementwise::cuda::sum_of_squares_into(gpu, x, total, Output::Accumulate)
+            });
+        }
     }
 
     fn adamw(&self, adamw: &AdamW, parameters: Vec<Parameter<'_, Self>>) {
