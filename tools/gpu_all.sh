@@ -3,7 +3,7 @@
 #
 #   tools/gpu_all.sh [--bin DIR] [--out DIR] [--on-cpu] PART...
 #
-# Parts: versions test golden bench steps kernels torch calibrate sanitize. `make gpu-pack` builds
+# Parts: versions test golden bench steps kernels torch beside calibrate sanitize. `make gpu-pack` builds
 # the programs that it calls into one folder; it needs neither cargo nor a network. Each part
 # writes to the output folder as figures come, so a part that is cut short keeps what it has.
 # --on-cpu rehearses the parts on the emulator, with figures that mean nothing.
@@ -29,9 +29,11 @@ export MESHWRIGHT_CACHE=${MESHWRIGHT_CACHE:-$out/cache}
 # Sequences of a step, by model: as many as the GPU's memory holds.
 SEQUENCES_124M=${SEQUENCES_124M:-64} SEQUENCES_1_5B=${SEQUENCES_1_5B:-32} SEQUENCES_LLAMA=${SEQUENCES_LLAMA:-1}
 MODELS=${MODELS:-"GPT-2 124M:$SEQUENCES_124M;GPT-2 1.5B:$SEQUENCES_1_5B;Llama 3 8B, 4 layers:$SEQUENCES_LLAMA"}
+# How our steps run.
+read -ra hows <<<"${HOWS:-replayed launched}"
 # Models that PyTorch compiles whole; the others by layer.
 WHOLE=${WHOLE:-"GPT-2 124M;Llama 3 8B, 4 layers"}
-CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral mixtral_aux qwen3_moe deepseek_v3"}
+CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral qwen3_moe deepseek_v3"}
 
 packages=$("$python" - <<'PYTHON' 2>/dev/null
 import glob, os, sysconfig
@@ -77,7 +79,7 @@ bench() { "$bin/gpu-bench" "${on_cpu[@]}" --json "$out/bench.json" ${BENCH:+--on
 steps() {
   local IFS=';' model
   for model in $MODELS; do
-    for how in replayed launched; do
+    for how in "${hows[@]}"; do
       s=$("$bin/measure-gpu" --step "${model%:*}" --sequences "${model##*:}" \
         $([ $how = launched ] && echo --no-cuda-graphs) 2>>"$out/steps.log") || { tail -1 "$out/steps.log"; continue; }
       printf '{"by": "%s", "model": "%s", "sequences": %s, "s": %s}\n' $how "${model%:*}" "${model##*:}" "$s" |
@@ -104,11 +106,26 @@ torch_step() {
   how=layers
   case ";$WHOLE;" in *";${1%:*};"*) how=whole ;; esac
   "$python" tools/gpu_torch_step.py --model "${1%:*}" --sequences "${1##*:}" --backend "${BACKEND:-cudnn}" \
-    --compiled $how ${GO:+--go "$GO"} 2>>"$out/torch.log" | tee -a "$out/steps.jsonl"
+    --compiled $how --go "${GO:-/dev/null}" 2>>"$out/torch.log" | tee -a "$out/steps.jsonl"
 }
 torch() {
   local IFS=';' model
   for model in $MODELS; do torch_step "$model"; done
+}
+
+# 20 steps of each model from PyTorch's weights, beside PyTorch's losses.
+beside() {
+  local IFS=';' model
+  for model in ${BESIDE:-GPT-2 124M;Llama 3 8B, 4 layers}; do
+    case_folder=$(mktemp -d)/$(echo "$model" | tr ' ,' '__')
+    "$python" tools/gpu_torch_case.py --model "$model" --out "$case_folder" 2>>"$out/beside.log" >>"$out/beside.jsonl" &&
+      "$bin/gpu_golden" --bf16 "$case_folder" 2>>"$out/beside.log" | tee -a "$out/beside.jsonl" |
+      "$python" -c 'import json, sys
+row = json.loads(sys.stdin.read())
+print(row["case"], row.get("worst_loss_relative"), row["result"][:300])
+print(*zip(row.get("losses", []), row.get("wanted", [])), sep="\n")'
+    rm -rf "$(dirname "$case_folder")"
+  done
 }
 
 calibrate() {
@@ -129,12 +146,12 @@ sanitize() {
 }
 
 for part in "${parts[@]}"; do
-  begin=$(date +%s.%N)
+  begin=$SECONDS
   echo "==== $part ===="
   case $part in
     test) tests ;;
-    versions | golden | bench | steps | kernels | torch | calibrate | sanitize) $part ;;
-    *) echo "error: $part: valid: versions, test, golden, bench, steps, kernels, torch, calibrate, sanitize" >&2 ;;
+    versions | golden | bench | steps | kernels | torch | beside | calibrate | sanitize) $part ;;
+    *) echo "error: $part: valid: versions, test, golden, bench, steps, kernels, torch, beside, calibrate, sanitize" >&2 ;;
   esac
-  echo "$part $(echo "$(date +%s.%N) - $begin" | bc 2>/dev/null || echo "$begin") s" | tee -a "$out/parts.txt"
+  echo "$part $((SECONDS - begin)) s" | tee -a "$out/parts.txt"
 done

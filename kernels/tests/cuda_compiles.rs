@@ -23,11 +23,12 @@ const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// Kernels whose work is negligible beside their operation's other kernels: last steps of sums,
 /// single numbers per row, a table for all layers.
-const WITHOUT_FLOOR: [&str; 7] = [
+const WITHOUT_FLOOR: [&str; 8] = [
     "cross_entropy_loss",
     "cross_entropy_rescale",
     "elementwise_column_sum",
     "elementwise_total",
+    "embedding_chain",
     "layer_norm_column_sum",
     "rms_norm_column_sum",
     "rope_table",
@@ -37,6 +38,7 @@ const WITHOUT_FLOOR: [&str; 7] = [
 const TOKENS: usize = 8192;
 
 /// A source with the constants of a shape.
+#[derive(Clone)]
 struct Shape {
     what: String,
     module: Module,
@@ -104,12 +106,28 @@ fn shapes(source: Source) -> Vec<Shape> {
             ];
             shape(format!("{} heads of {content} + {rotary}, {value}", of.heads), module, floors)
         }),
-        "layer_norm" => each(storages, [768, 1600, 12_288], layer_norms),
+        "layer_norm" => [
+            each(storages, [768, 1600, 12_288], |storage, columns| {
+                layer_norms(storage, columns, layer_norm::cuda::module)
+            }),
+            each(storages, [1600], |storage, columns| {
+                layer_norms(storage, columns, layer_norm::cuda::module_of_weights)
+            }),
+        ]
+        .concat(),
         "random" => each([Storage::F32], [1 << 20], |_, elements| {
             let floors = vec![("random_normal", random::cuda::floor(elements))];
             shape(format!("{elements} elements"), random::cuda::module(), floors)
         }),
-        "rms_norm" => each(storages, [(128, false), (4096, false), (16_384, true)], rms_norms),
+        "rms_norm" => [
+            each(storages, [(128, false), (4096, false), (16_384, true)], |storage, of| {
+                rms_norms(storage, of, rms_norm::cuda::module)
+            }),
+            each(storages, [(4096, false)], |storage, of| {
+                rms_norms(storage, of, rms_norm::cuda::module_of_weights)
+            }),
+        ]
+        .concat(),
         "rope" => {
             let half = Rope::half(TOKENS, 32, 128);
             let latent = Rope {
@@ -267,7 +285,11 @@ fn logits(storage: Storage, (cap, columns): (f64, usize)) -> Shape {
     shape(format!("{TOKENS} x {columns} cap {cap}"), module, floors)
 }
 
-fn rms_norms(storage: Storage, (columns, unit_offset): (usize, bool)) -> Shape {
+fn rms_norms(
+    storage: Storage,
+    (columns, unit_offset): (usize, bool),
+    module: fn(Storage, &RmsNorm, usize) -> Module,
+) -> Shape {
     let norm = RmsNorm { rows: TOKENS, columns, eps: 1e-5, unit_offset };
     let input = rms_norm::cuda::backward_input_floor(&norm, storage, Output::Overwrite);
     let floors = vec![
@@ -275,11 +297,15 @@ fn rms_norms(storage: Storage, (columns, unit_offset): (usize, bool)) -> Shape {
         ("rms_norm_backward_input", input),
         ("rms_norm_backward_weight", rms_norm::cuda::backward_weight_floor(&norm, storage)),
     ];
-    let module = rms_norm::cuda::module(storage, &norm, storage.pack(columns));
+    let module = module(storage, &norm, storage.pack(columns));
     shape(format!("{TOKENS} x {columns}"), module, floors)
 }
 
-fn layer_norms(storage: Storage, columns: usize) -> Shape {
+fn layer_norms(
+    storage: Storage,
+    columns: usize,
+    module: fn(Storage, &LayerNorm, usize) -> Module,
+) -> Shape {
     let norm = LayerNorm { rows: TOKENS, columns, eps: 1e-5 };
     let input = layer_norm::cuda::backward_input_floor(&norm, storage, Output::Overwrite);
     let floors = vec![
@@ -287,7 +313,7 @@ fn layer_norms(storage: Storage, columns: usize) -> Shape {
         ("layer_norm_backward_input", input),
         ("layer_norm_backward_weight", layer_norm::cuda::backward_weight_floor(&norm, storage)),
     ];
-    let module = layer_norm::cuda::module(storage, &norm, storage.pack(columns));
+    let module = module(storage, &norm, storage.pack(columns));
     shape(format!("{TOKENS} x {columns}"), module, floors)
 }
 

@@ -103,9 +103,10 @@ fn judge<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
     let begin = Instant::now();
     let run = train::<S>(gpu, options, row);
     row["seconds"] = json!(begin.elapsed().as_secs_f64());
-    let expected = common::expected(case);
-    let wanted: Vec<f64> = expected["trajectory"]["loss_f64"]
-        .as_array()
+    let trajectory = &common::expected(case)["trajectory"];
+    let wanted: Vec<f64> = ["loss_f64", "loss"]
+        .iter()
+        .find_map(|name| trajectory[name].as_array())
         .expect("losses")
         .iter()
         .filter_map(Value::as_f64)
@@ -114,6 +115,8 @@ fn judge<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
     let worst_loss = off.fold(0.0, f64::max);
     row["worst_loss_relative"] = json!(worst_loss);
     row["losses"] = json!(run.losses);
+    row["wanted"] = json!(wanted);
+    row["norms"] = json!(run.norms);
     if options.folder.join("grads.safetensors").exists() {
         let golden = common::golden_gradients(case);
         let off = |(name, (_, found)): (&String, &(Vec<usize>, Vec<f64>))| {
@@ -138,6 +141,8 @@ fn train<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
     let mut rank = Rank::new(&stages, world, device, Reduction::default(), 1234).unwrap();
     rank.replay_steps(options.launched.then_some("--launched"));
     rank.load(&Checkpoint::open(&options.folder).unwrap()).unwrap();
+    let expected = common::expected(options.folder.to_str().expect("a path in UTF-8"));
+    let lr = expected["lr"].as_f64().unwrap_or(1e-3);
     let mut run = Run {
         losses: Vec::new(),
         norms: Vec::new(),
@@ -154,7 +159,7 @@ fn train<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
         if step == 0 && small {
             run.gradients = wide(rank.whole_gradients().unwrap().unwrap_or_default());
         }
-        rank.update(&common::optimizer(), 1e-3, result.norm).unwrap();
+        rank.update(&common::optimizer(), lr, result.norm).unwrap();
     }
     if small {
         run.weights = wide(rank.whole_weights().unwrap().unwrap_or_default());

@@ -297,6 +297,14 @@ impl Bench<'_> {
                 y.view_mut(),
             )
         })?;
+        for (rows, columns) in [(8192, 14_336), (32_768, 768), (8192, 1600)] {
+            let mut dbias = self.zeros::<f32>(columns)?;
+            let floor = elementwise::cuda::floor(rows * columns, &[stored]);
+            self.moves("bias gradient", &format!("{rows} x {columns} bf16"), floor, || {
+                let dy = gate.slice(..rows * columns);
+                elementwise::cuda::bias_gradient(gpu, dy, dbias.view_mut())
+            })?;
+        }
         let floor = elementwise::cuda::floor(elements, &[stored; 3]);
         self.moves("residual added", shape, floor, || {
             elementwise::cuda::add(gpu, gate.view(), up.view(), y.view_mut())

@@ -7,8 +7,8 @@ use super::cache::Cache;
 use super::driver::{GpuError, Streamed};
 use super::product::{Matrix, Product};
 use cudarc::cublaslt::{result, sys};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,11 @@ const LAST: usize = 3;
 /// Algorithms that take longer than this many times the fastest are not timed again.
 const HOPELESS: f64 = 1.5;
 
+/// Sizes of one product in a dimension beyond which that dimension is taken to vary, as the tokens
+/// of an expert do: each new size then runs by cuBLASLt's own estimate, since timing every one would
+/// take longer than it saves.
+const SIZES: usize = 16;
+
 /// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.
 const REDUCTIONS: u32 =
     sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -52,6 +57,8 @@ const REDUCTIONS: u32 =
 pub(super) struct Products {
     handle: Option<Handle>,
     chosen: HashMap<String, Plan>,
+    /// Sizes seen so far of a dimension, by the rest of the product.
+    sizes: HashMap<String, HashSet<usize>>,
 }
 
 #[derive(Debug)]
@@ -297,6 +304,22 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The fastest algorithm by cuBLASLt's estimate.
+    fn first_candidate(
+        &self,
+        handle: &Handle,
+        product: &Product,
+        alignments: [u32; 3],
+    ) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
+        let none = || {
+            let what = format!("no algorithm for {}", key(product, alignments));
+            GpuError::Call { call: "cublasLtMatmulAlgoGetHeuristic", what }
+        };
+        self.candidates(handle, alignments, 1)?.first().copied().ok_or_else(none)
+    }
+}
+
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Drop for Preference {
@@ -416,11 +439,13 @@ impl Products {
                 let version = version().ok_or_else(missing)?;
                 let what = format!("cuBLASLt {version} on {device_name}: {}", place.key());
                 let mut plan = Plan::new(product)?;
+                let varies = varies(&mut self.sizes, product);
                 let kept = cache.get(&what).and_then(|bytes| <[u8; 64]>::try_from(bytes).ok());
                 let kept =
                     kept.map(|bytes| sys::cublasLtMatmulAlgo_t { data: bytemuck::cast(bytes) });
                 plan.algorithm = match kept.filter(|algorithm| plan.takes(handle, algorithm)) {
                     Some(algorithm) => algorithm,
+                    None if varies => plan.first_candidate(handle, product, alignments)?,
                     None => {
                         let algorithm =
                             choose(handle, &mut plan, device, workspace, product, alignments)?;
@@ -435,6 +460,23 @@ impl Products {
     }
 }
 
+/// Whether a product is one of many that differ in their rows or in their depth only. Notes its
+/// sizes.
+fn varies(sizes: &mut HashMap<String, HashSet<usize>>, product: &Product) -> bool {
+    let Product { a, b, d, k, count, .. } = product;
+    let kind = format!("{:?} {} {} {count}", d.storage, a.transposed, b.transposed);
+    let families = [
+        (format!("{kind} rows of {} by {k}", d.rows), d.columns),
+        (format!("{kind} depth of {} by {}", d.rows, d.columns), *k),
+    ];
+    let many = families.map(|(family, size)| {
+        let seen = sizes.entry(family).or_default();
+        seen.insert(size);
+        seen.len() > SIZES
+    });
+    many.contains(&true)
+}
+
 /// The fastest of the candidates, or the first if there is no memory to time them in.
 fn choose(
     handle: &Handle,
@@ -444,12 +486,9 @@ fn choose(
     product: &Product,
     alignments: [u32; 3],
 ) -> Result<sys::cublasLtMatmulAlgo_t, GpuError> {
+    let first = plan.first_candidate(handle, product, alignments)?;
     let candidates = plan.candidates(handle, alignments, CANDIDATES)?;
-    let Some(&first) = candidates.first() else {
-        let what = format!("no algorithm for {}", key(product, alignments));
-        return Err(GpuError::Call { call: "cublasLtMatmulAlgoGetHeuristic", what });
-    };
-    if candidates.len() == 1 {
+    if candidates.len() < 2 {
         return Ok(first);
     }
     device.not_while_recording("choosing a product's algorithm")?;
