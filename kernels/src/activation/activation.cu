@@ -5,11 +5,12 @@
 // Floor: plain reads x (backward dy too) and writes one tensor; gated reads gate and up (backward
 // dy too) and writes one (backward two).
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return quotient(1.0f, 1.0f + exp_of(-x)); }
 
-// tanh of the argument of GELU's approximation.
-__device__ __forceinline__ float gelu_tanh(float x) {
-  return tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
+// (1 + tanh u) / 2 for the argument u of GELU's approximation: a sigmoid of 2 u, which keeps its
+// digits where tanh u is almost -1.
+__device__ __forceinline__ float gelu_gate(float x) {
+  return sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
 __device__ __forceinline__ float value(float x) {
@@ -18,7 +19,7 @@ __device__ __forceinline__ float value(float x) {
 #elif KIND == 1
   return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
 #elif KIND == 2
-  return 0.5f * x * (1.0f + gelu_tanh(x));
+  return x * gelu_gate(x);
 #elif KIND == 3
   return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
 #else
@@ -32,10 +33,10 @@ __device__ __forceinline__ float derivative(float x) {
 #elif KIND == 1
   return 2.0f * fmaxf(x, 0.0f);
 #elif KIND == 2
-  const float t = gelu_tanh(x);
-  return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * x * x);
+  const float s = gelu_gate(x);
+  return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 0.134145f * x * x);
 #elif KIND == 3
-  return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) + x * 0.3989422804014327f * expf(-0.5f * x * x);
+  return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) + x * 0.3989422804014327f * exp_of(-0.5f * x * x);
 #else
   const float s = sigmoid(x);
   return s * (1.0f + x * (1.0f - s));

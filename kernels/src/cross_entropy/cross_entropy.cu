@@ -36,10 +36,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (here == Max::none()) continue;
     // Rescale the sum to the larger maximum.
-    sum *= expf(most - here);
+    sum *= exp_of(most - here);
     most = here;
 #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum += expf(z[i] - most);
+    for (int i = 0; i < PACK; ++i) sum += exp_of(z[i] - most);
   }
   const float whole = block_reduce<Max>(most);
   // A thread without columns has a maximum of minus infinity and adds nothing.
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     load(row + column, z);
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
-      if (column + i < real_columns) sum += expf(capped(z[i], slope) - most);
+      if (column + i < real_columns) sum += exp_of(capped(z[i], slope) - most);
     }
   }
   sum = block_reduce<Sum>(sum);
@@ -122,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            const StepNumbers* __restrict__ numbers, long long first_column, int real_columns) {
   stored* row = logits + static_cast<u64>(blockIdx.x) * COLUMNS;
   const long long target = targets[blockIdx.x];
-  const long long hit = target - first_column;
+  const bool here = target >= first_column && target < first_column + real_columns;
+  const int hit = here ? static_cast<int>(target - first_column) : -1;
   const float most = max[blockIdx.x];
   // In an ignored row everything is 0.
   const float each = target < 0 ? 0.0f : scale_of(numbers, scale);
@@ -133,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
       float slope;
-      const float p = expf(capped(z[i], slope) - most) * inverse;
+      const float p = exp_of(capped(z[i], slope) - most) * inverse;
       const float gradient = each * (p - (column + i == hit ? 1.0f : 0.0f)) * slope;
       z[i] = column + i < real_columns && target >= 0 ? gradient : 0.0f;
     }
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   stored* row = softmax + static_cast<u64>(blockIdx.x) * COLUMNS;
   const long long target = targets[blockIdx.x], column_of_target = target - first_column;
   const bool here = target >= 0 && column_of_target >= 0 && column_of_target < real_columns;
-  const long long hit = here ? column_of_target : -1;
+  const int hit = here ? static_cast<int>(column_of_target) : -1;
   const float each = scale_of(numbers, scale);
   const float by = each * factor[blockIdx.x];
   const float own = each * slope_at(target_logit[blockIdx.x]);

@@ -12,9 +12,25 @@ typedef unsigned short stored;
 __device__ __forceinline__ float widened(stored x) { return __uint_as_float(static_cast<u32>(x) << 16); }
 // Rounds to nearest, ties to even; a NaN stays a NaN.
 __device__ __forceinline__ stored narrowed(float x) {
+#ifdef CUDA_ON_CPU
   const u32 bits = __float_as_uint(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<stored>((bits >> 16) | 0x40u);
   return static_cast<stored>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#else
+  stored rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+  return rounded;
+#endif
+}
+// Two at a time: the first in the lower half.
+__device__ __forceinline__ u32 narrowed_pair(float first, float second) {
+#ifdef CUDA_ON_CPU
+  return narrowed(first) | static_cast<u32>(narrowed(second)) << 16;
+#else
+  u32 rounded;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(second), "f"(first));
+  return rounded;
+#endif
 }
 #else
 typedef float stored;
@@ -35,11 +51,29 @@ __device__ __forceinline__ void load(const stored* from, float (&to)[PACK]) {
 }
 
 __device__ __forceinline__ void store(stored* to, const float (&from)[PACK]) {
+#if STORED_BF16 && PACK > 1
+  struct alignas(2 * PACK) Pairs {
+    u32 at[PACK / 2];
+  } pairs;
+#pragma unroll
+  for (int i = 0; i < PACK / 2; ++i) pairs.at[i] = narrowed_pair(from[2 * i], from[2 * i + 1]);
+  *reinterpret_cast<Pairs*>(to) = pairs;
+#else
   Packed<stored> pack;
 #pragma unroll
   for (int i = 0; i < PACK; ++i) pack.at[i] = narrowed(from[i]);
   *reinterpret_cast<Packed<stored>*>(to) = pack;
+#endif
 }
+
+// Where results are rounded to bf16, functions may be off by a few units in the last place of f32.
+#if STORED_BF16 && !defined(CUDA_ON_CPU)
+__device__ __forceinline__ float exp_of(float x) { return __expf(x); }
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+#else
+__device__ __forceinline__ float exp_of(float x) { return expf(x); }
+__device__ __forceinline__ float quotient(float a, float b) { return a / b; }
+#endif
 
 __device__ __forceinline__ void put(stored* to, const float (&from)[PACK], int accumulate) {
   if (accumulate) {

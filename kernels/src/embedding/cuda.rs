@@ -1,7 +1,7 @@
 //! Embedding on a GPU: the table and the output in the storage type, `dtable` f32.
 
 use super::Embedding;
-use crate::cuda::launch::{blocks, constant, int, pack, row_threads};
+use crate::cuda::launch::{THREADS, blocks, constant, int, pack, row_threads};
 use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View, ViewMut};
 
 /// The module for rows of this width, moved in packs of `pack` elements.
@@ -9,6 +9,12 @@ use crate::cuda::{Argument, Floor, Gpu, GpuError, Module, Storage, Stored, View,
 pub fn module(storage: Storage, embedding: &Embedding, pack: usize) -> Module {
     let constants = vec![("COLUMNS", constant(embedding.columns)), ("SCALE", embedding.scale)];
     Module::new("embedding", storage, pack, row_threads(embedding.columns, pack), constants)
+}
+
+/// The module of what compares tokens, whatever the width of a row.
+fn of_tokens(storage: Storage, embedding: &Embedding) -> Module {
+    let constants = vec![("COLUMNS", constant(embedding.columns)), ("SCALE", embedding.scale)];
+    Module::new("embedding", storage, 1, THREADS, constants)
 }
 
 #[allow(clippy::cast_possible_wrap)]
@@ -68,8 +74,8 @@ pub fn backward<S: Stored>(
     // Parts of the tokens, so that few tokens keep a large GPU busy too.
     const PARTS: usize = 8;
     let chain = vec![ids.argument(), next.argument(), earlier.argument(), int(tokens)];
-    let grid = [blocks(tokens, module.threads()), PARTS];
-    gpu.launch(&module.launch("embedding_chain", grid, chain))?;
+    let grid = [blocks(tokens, THREADS), PARTS];
+    gpu.launch(&of_tokens(S::STORAGE, embedding).launch("embedding_chain", grid, chain))?;
     let across = blocks(embedding.columns, module.threads() * module.constants().pack);
     let arguments = vec![
         ids.argument(),

@@ -42,9 +42,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();  // the last tile may still be read
     tile[threadIdx.x] = token < all ? static_cast<int>(ids[token]) : -2;
     __syncthreads();
-#pragma unroll 16
-    for (u32 i = 0; i < THREADS; ++i) {
-      if (tile[i] == id) {
+    // Few tokens share an id: eight at a time, and one by one only where one of them does.
+    for (u32 first = 0; first < THREADS; first += 8) {
+      bool any = false;
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) any |= tile[first + i] == id;
+      if (!any) continue;
+      for (u32 i = first; i < first + 8; ++i) {
+        if (tile[i] != id) continue;
         if (start + i < own) before = true;
         if (start + i > own && start + i < after) after = start + i;
       }
