@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow programs thorough hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu-test gpu-bench gpu-kernels gpu-measure gpu-beside gpu-sanitize gpu-programs
+.PHONY: setup packages rust build plan test quick slow programs thorough hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu gpu-pack
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -151,76 +151,53 @@ mpi: setup mpi-packages
 	tools/mpi_equals_threads.sh
 	tools/ends_cleanly.sh
 
-# Every CUDA kernel compiled for the GPUs it is meant for; registers and spills are printed, spills
-# fail. Needs no GPU: NVRTC comes from the Python package index.
+# Every CUDA kernel compiled for the GPUs it is meant for, and its machine code read: registers,
+# spills, and the share of a copy's bandwidth that its instructions leave. Spills and low shares
+# fail. Needs no GPU: NVRTC and nvdisasm come from the Python package index.
 NVRTC := $(or $(CARGO_TARGET_DIR),target)/nvrtc
 cuda: setup
-	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
-	LD_LIBRARY_PATH=$(abspath $(NVRTC)) cargo test --workspace --locked --features meshwright-kernels/cuda \
-	  --test cuda_compiles -- --nocapture
+	@[ -e $(NVRTC)/nvdisasm ] || $(MAKE) --no-print-directory nvrtc
+	@rm -rf $(NVRTC)/cubins && mkdir -p $(NVRTC)/cubins
+	CUBIN_DIR=$(abspath $(NVRTC))/cubins LD_LIBRARY_PATH=$(abspath $(NVRTC)) cargo test --workspace --locked \
+	  --features meshwright-kernels/cuda --test cuda_compiles -- --nocapture
+	tools/machine_code.py --nvdisasm $(NVRTC)/nvdisasm $(NVRTC)/cubins/*-sm_90a.cubin
 
 nvrtc:
 	@python3 -c 'import ensurepip' 2>/dev/null || { as=''; [ "$$(id -u)" = 0 ] || as=sudo; \
 	  $$as apt-get install -y -q --no-install-recommends python3-venv; }
 	@rm -rf $(NVRTC) && mkdir -p $(NVRTC) && python3 -m venv $(NVRTC)/venv
-	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86
-	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
+	@$(NVRTC)/venv/bin/pip install -q --no-deps --target $(NVRTC)/package nvidia-cuda-nvrtc-cu12==12.9.86 \
+	  nvidia-cuda-nvdisasm==13.5.37
+	@mv $(NVRTC)/package/nvidia/cuda_nvrtc/lib/libnvrtc* $(NVRTC)/package/nvidia/cu13/bin/nvdisasm $(NVRTC)/ && rm -rf $(NVRTC)/package $(NVRTC)/venv
 
 # Whether cuDNN takes our graphs of attention, for GPUs that are described to it. Needs no GPU, but
 # 1 GB: no part of `ci`.
 CUDNN := $(or $(CARGO_TARGET_DIR),target)/cudnn
 CUDNN_VERSION ?= 9.19.0.56
 cudnn: setup
-	@[ -e $(NVRTC)/libnvrtc.so.12 ] || $(MAKE) --no-print-directory nvrtc
+	@[ -e $(NVRTC)/nvdisasm ] || $(MAKE) --no-print-directory nvrtc
 	@[ -e $(CUDNN)/$(CUDNN_VERSION)/libcudnn.so.9 ] || { rm -rf $(CUDNN) && mkdir -p $(CUDNN) && python3 -m venv $(CUDNN)/venv && \
 	  $(CUDNN)/venv/bin/pip install -q --no-deps --target $(CUDNN)/package nvidia-cudnn-cu12==$(CUDNN_VERSION) && \
 	  mv $(CUDNN)/package/nvidia/cudnn/lib $(CUDNN)/$(CUDNN_VERSION) && rm -rf $(CUDNN)/package $(CUDNN)/venv; }
 	LD_LIBRARY_PATH=$(abspath $(CUDNN)/$(CUDNN_VERSION)):$(abspath $(NVRTC)) MESHWRIGHT_NEEDS_CUDNN=1 \
 	  cargo test --locked -p meshwright-kernels --features cuda --test cudnn_accepts -- --nocapture
 
-# On a GPU: every kernel against the CPU's references; then how fast each is, what the cost model
-# needs, training steps, and all of it beside PyTorch where there is one, with what it has to come
-# to. Where there is no GPU they say so and fail. The programs need the driver and CUDA's libraries
-# alone, so they may be built elsewhere: make gpu-programs, and copy. Each part of gpu-bench runs
-# alone, too, in less than ten minutes: gpu-kernels, gpu-measure PARTS=memory,products, gpu-beside.
-GPU_PROGRAMS := $(or $(CARGO_TARGET_DIR),target)/release
-GPU_CLUSTER ?= dgx_h200
-PARTS ?= memory,products,attention,collectives,steps
-PYTHON ?= python3
-gpu-test: gpu-programs
-	$(GPU_PROGRAMS)/gpu-test --json gpu-test.json
+# On a GPU: everything that only a GPU tells, by tools/gpu_all.sh, which lists its parts. What it
+# calls needs neither cargo nor a network, only the driver, CUDA's libraries and, for what is beside
+# PyTorch, a Python with it: `make gpu-pack` here, then copy the folder and this repository there.
+GPU_PACK ?= gpu-pack
+GPU_PARTS ?= versions test golden bench steps kernels torch beside calibrate sanitize
+gpu: gpu-pack
+	tools/gpu_all.sh --bin $(GPU_PACK) --out gpu-out $(GPU_PARTS)
 
-gpu-bench:
-	@$(MAKE) --no-print-directory gpu-kernels
-	@$(MAKE) --no-print-directory gpu-measure
-	@$(MAKE) --no-print-directory gpu-beside
-
-gpu-kernels: gpu-programs
-	$(GPU_PROGRAMS)/gpu-bench --json gpu-bench.json
-
-# The cluster file is written from whatever has been measured so far.
-gpu-measure: gpu-programs
-	$(GPU_PROGRAMS)/measure-gpu --json gpu-measured.json --parts $(PARTS)
-	$(GPU_PROGRAMS)/plan calibrate --gpu --cluster $(GPU_CLUSTER) --measured gpu-measured.json --steps gpu-steps.json \
-	  -o gpu-cluster.yaml
-
-gpu-beside: gpu-programs
-	$(PYTHON) tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json --predicted gpu-steps.json \
-	  --trainer $(GPU_PROGRAMS)/measure-gpu --json gpu-torch.json
-
-# The same cases as gpu-test under NVIDIA's checkers: accesses, races in shared memory, memory read
-# before it is written, barriers.
-SANITIZER := $(shell command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
-gpu-sanitize: gpu-programs
-	@[ -n "$(SANITIZER)" ] || { echo 'error: no compute-sanitizer here: it comes with the CUDA toolkit (cuda-sanitizer), on PATH or in /usr/local/cuda/bin' >&2; exit 1; }
-	@for tool in memcheck racecheck initcheck synccheck; do \
-	  echo "==== $$tool ===="; \
-	  "$(SANITIZER)" --tool $$tool --error-exitcode 3 $(GPU_PROGRAMS)/gpu-test --json gpu-$$tool.json || exit 1; done
-
-gpu-programs:
+gpu-pack: setup
 	cargo build --release --locked -p meshwright-kernels --features cuda --bin gpu-test --bin gpu-bench
 	cargo build --release --locked -p meshwright-measure --features cuda --bin measure-gpu
+	cargo build --release --locked -p meshwright-runtime --features cuda --example gpu_golden
 	cargo build --release --locked -p meshwright-cli
+	mkdir -p $(GPU_PACK)
+	for program in gpu-test gpu-bench measure-gpu plan examples/gpu_golden; do \
+	  strip -o $(GPU_PACK)/$${program##*/} $(or $(CARGO_TARGET_DIR),target)/release/$$program || exit 1; done
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \

@@ -1,27 +1,20 @@
 #!/usr/bin/env python3
-"""PyTorch's speed on the GPU that gpu-bench measured, for the same products, attentions and
-training steps; then all results beside their requirements.
+"""PyTorch's speed on the GPU that gpu-bench measured, for the same products and attentions; then all
+results beside their requirements. `tools/gpu_all.sh` makes the files it reads:
 
-Run on the GPU's machine with its own PyTorch, as `make gpu-bench` does:
-
-    tools/gpu_side_by_side.py --bench gpu-bench.json --measured gpu-measured.json \\
-        --predicted gpu-steps.json --trainer target/release/measure-gpu --json gpu-torch.json
+    tools/gpu_side_by_side.py --bench bench.json --steps steps.jsonl --predicted predicted.json
 
 Attention is PyTorch's fused attention with each of its backends (cuDNN, flash). Products are
-torch.matmul in bf16. Steps are GPT-2 124M, GPT-2 1.5B and four layers of Llama 3 8B, compiled, in
-bf16 with f32 master weights and fused AdamW. A kernel's time is the minimum of five measurements, a
-step's the median of ten. With --trainer, steps are timed in the order ours, PyTorch's, ours,
-PyTorch's, and the better of each two counts. Prints two tables at the end: every kernel beside
-PyTorch's, and each requirement with the result. Without PyTorch the second table has only results
-that do not need it.
+torch.matmul in bf16. A kernel's time is the minimum of five measurements. Without PyTorch there are
+only results that do not need it.
 """
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 import time
+
+from gpu_torch_step import MODELS
 
 ATTENTIONS = [
     (8, 1024, 12, 12, 64),
@@ -38,17 +31,8 @@ LAYERS = [
     ("Llama 3 8B", 8192, 4096, 14336),
     ("square", 8192, 8192, 8192),
 ]
-# Name, layers, hidden, heads, kv heads, feed-forward, vocabulary, sequence, sequences of a
-# micro-batch, whether it has Llama's architecture.
-MODELS = [
-    ("GPT-2 124M", 12, 768, 12, 12, 3072, 50304, 1024, 16, False),
-    ("GPT-2 1.5B", 48, 1600, 25, 25, 6400, 50304, 1024, 8, False),
-    ("Llama 3 8B, 4 layers", 4, 4096, 32, 8, 14336, 128256, 8192, 1, True),
-]
-
-
 # Minimum fraction of the peak for a step.
-MFU = {"GPT-2 124M": 0.42, "GPT-2 1.5B": 0.50, "Llama 3 8B, 4 layers": 0.52}
+MFU = {"GPT-2 124M": 0.40, "GPT-2 1.5B": 0.50, "Llama 3 8B, 4 layers": 0.54}
 MFU_FORMULA = "(6 x weights that are multiplied x tokens + 12 x layers x hidden x query-key pairs that see each other) / (s x peak)"
 # Required ratios: speed to PyTorch's, bandwidth to a copy's, speed to the best cuBLASLt
 # algorithm's, attention's time to cuDNN's, predicted to measured step time.
@@ -60,12 +44,10 @@ PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "B200": 2250e12}
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", help="what gpu-bench wrote")
-    parser.add_argument("--measured", help="what measure-gpu wrote")
+    parser.add_argument("--steps", help="lines of steps, ours and PyTorch's")
     parser.add_argument("--predicted", help="what plan calibrate --gpu --steps wrote")
-    parser.add_argument("--trainer", help="measure-gpu, to time its steps in turns with PyTorch's")
+    parser.add_argument("--gpu", default="", help="the GPU's name, where none is here and there is no --bench")
     parser.add_argument("--json", default="gpu-torch.json", help="where the figures go")
-    parser.add_argument("--no-kernels", action="store_true", help="training steps alone")
-    parser.add_argument("--no-steps", action="store_true", help="no training steps: they compile for minutes")
     return parser.parse_args()
 
 
@@ -145,7 +127,7 @@ def attentions(torch):
     return rows
 
 
-def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama):
+def step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, llama, sequences):
     dim = hidden // heads
     layer = hidden * (heads + 2 * kv_heads) * dim + hidden * hidden + hidden * wide * (3 if llama else 2)
     multiplied = layers * layer + hidden * vocabulary
@@ -184,29 +166,20 @@ def absent(what, shape, wanted):
     return requirement(what, shape, None, wanted, None)
 
 
-def of_steps(timed, measured, predicted, peak):
+def of_steps(timed, predicted, peak):
     """Tokens a second beside PyTorch's, fractions of the peak, and errors of predictions."""
     rows = []
-    for name, layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama in MODELS:
+    for (name, sequences), of in timed.items():
+        *shape_of_model, llama = MODELS[name]
+        length = shape_of_model[-1]
         shape, tokens = f"{sequences} x {length}", sequences * length
-        own = timed.get(name, {}).get("own") or measured.get(name)
-        torch_best = timed.get(name, {}).get("torch")
-        if own is None:
-            rows.append(absent(f"tokens/s, {name}", shape, "measured"))
-        else:
-            rows.append(requirement(f"tokens/s, {name}", shape, tokens / own, "measured", True))
-        if torch_best is None:
-            rows.append(absent(f"tokens/s of PyTorch, {name}", shape, "measured"))
-        else:
-            rows.append(requirement(f"tokens/s of PyTorch, {name} ({torch_best[1]})", shape, tokens / torch_best[0], "measured", True))
-        for what, seconds in (
-            ("step time, ms, replayed as a CUDA graph", own),
-            ("step time, ms, launched kernel by kernel", timed.get(name, {}).get("launched")),
-        ):
-            if seconds is None:
-                rows.append(absent(f"{what}, {name}", shape, "measured"))
-            else:
-                rows.append(requirement(f"{what}, {name}", shape, seconds * 1e3, "measured", True))
+        own, torch_best = of["own"], of["torch"]
+        for what, s in (("tokens/s", own), ("tokens/s, launched kernel by kernel", of["launched"])):
+            if s is not None:
+                rows.append(requirement(f"{what}, {name}", shape, tokens / s, "measured", True))
+        if torch_best is not None:
+            what = f"tokens/s of PyTorch, {name} ({torch_best[1]})"
+            rows.append(requirement(what, shape, tokens / torch_best[0], "measured", True))
         wanted = f"at least {OVER_TORCH}"
         if own is None or torch_best is None:
             rows.append(absent(f"tokens/s over PyTorch's, {name}", shape, wanted))
@@ -217,16 +190,13 @@ def of_steps(timed, measured, predicted, peak):
         if own is None or peak is None:
             rows.append(absent(f"MFU, {name}", shape, wanted))
         else:
-            flops = step_flops(layers, hidden, heads, kv_heads, wide, vocabulary, length, sequences, llama)
-            part = flops / own / peak
+            part = step_flops(*shape_of_model, llama, sequences) / own / peak
             rows.append(requirement(f"MFU, {name}", shape, part, wanted, part >= MFU[name]))
-        wanted = f"1, off by at most {OFF_PREDICTED}"
-        if name not in predicted:
-            rows.append(absent(f"predicted over measured step time, {name}", shape, wanted))
-        else:
-            ratio = predicted[name]["predicted_s"] / predicted[name]["measured_s"]
-            met = abs(ratio - 1) <= OFF_PREDICTED
-            rows.append(requirement(f"predicted over measured step time, {name}", shape, ratio, wanted, met))
+    wanted = f"1, off by at most {OFF_PREDICTED}"
+    for name, step in predicted.items():
+        ratio = step["predicted_s"] / step["measured_s"]
+        met = abs(ratio - 1) <= OFF_PREDICTED
+        rows.append(requirement(f"predicted over measured step time, {name}", "", ratio, wanted, met))
     return rows
 
 
@@ -301,32 +271,27 @@ def entries_of(rows, ours):
 
 def main():
     options = parse()
-    bench, measured = loaded(options.bench), loaded(options.measured)
+    bench = loaded(options.bench)
     predicted = {step["model"]: step for step in loaded(options.predicted) or []}
     ours = {(row["kernel"], row["shape"]): row for row in (bench or {}).get("kernels", [])}
-    own_steps = {
-        step["model"].splitlines()[0].removeprefix("name: "): step["s"] for step in (measured or {}).get("steps", [])
-    }
+    timed = steps(options.steps)
     torch = torch_with_gpu()
-    if torch is None and not (bench or measured):
+    if torch is None and not (bench or timed):
         sys.exit("error: no PyTorch that sees a GPU here, and nothing that was measured: run this where the GPU is")
-    gpu = torch.cuda.get_device_name() if torch else (bench or measured)["gpu"]
+    gpu = bench["gpu"] if bench else torch.cuda.get_device_name() if torch else options.gpu
     head = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "gpu": gpu}
-    entries, timed = [], {}
+    entries = []
     if torch is None:
-        print("no PyTorch that sees a GPU here: nothing is beside it", file=sys.stderr)
+        print("no PyTorch that sees a GPU here: no kernel is beside its", file=sys.stderr)
     else:
         head |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        if not options.no_kernels:
-            entries = entries_of(products(torch) + attentions(torch), ours)
-        if not options.no_steps:
-            timed = steps(torch, options.trainer)
+        entries = entries_of(products(torch) + attentions(torch), ours)
     peak = next((flops for name, flops in PEAKS.items() if name in gpu), None)
     head |= {"MFU": MFU_FORMULA, "peak FLOP/s": peak}
     beside = {
         (entry["kernel"], entry["shape"]): entry["torch us"] for entry in entries if entry["backend"] == "CUDNN_ATTENTION"
     }
-    must = of_steps(timed, own_steps, predicted, peak) + of_kernels(ours, beside)
+    must = of_steps(timed, predicted, peak) + of_kernels(ours, beside)
     with open(options.json, "w", encoding="utf-8") as file:
         json.dump({**head, "kernels": entries, "requirements": must}, file, indent=1)
     print(", ".join(f"{name} {value}" for name, value in head.items()))

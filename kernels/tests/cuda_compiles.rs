@@ -17,6 +17,7 @@ use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Pairing, Rope};
 use kernels::transpose;
 use kernels::weighted_rows;
+use std::path::Path;
 
 /// Ampere and Hopper.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
@@ -340,6 +341,13 @@ fn check(shape: &Shape, architecture: &str) -> Vec<String> {
     let (source, constants) = (shape.module.source(), shape.module.constants());
     let compiled =
         nvrtc::compile(source, constants, architecture).unwrap_or_else(|error| panic!("{error}"));
+    if let Some(folder) = std::env::var_os("CUBIN_DIR") {
+        let storage = format!("{:?}", constants.storage).to_lowercase();
+        let shape: String =
+            shape.what.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+        let name = format!("{}-{storage}-{shape}-{architecture}.cubin", source.operation);
+        std::fs::write(Path::new(&folder).join(name), &compiled.cubin).expect("CUBIN_DIR");
+    }
     // The magic number of ELF.
     assert_eq!(compiled.cubin[..4], *b"\x7fELF");
     let mut named: Vec<&str> =

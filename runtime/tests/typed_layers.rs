@@ -116,8 +116,9 @@ impl<D: Device> Stage<D> for Model {
         let branch = tp.all_reduce(self.down.forward(ctx, &a))?;
         let (y, n, t) = self.last_norm.forward(ctx, Stream::sum(&x, branch));
         let logits = self.output.forward(ctx, &n);
-        let max = tp.max(self.loss.max(ctx, &logits))?;
-        let (sum, target) = self.loss.sums(ctx, &logits, &max);
+        let (own_max, sum, target) = self.loss.sums(ctx, &logits);
+        let max = tp.max(own_max.share())?;
+        let sum = self.loss.around(ctx, sum, &own_max, &max);
         let (sum, target) = (tp.sum(sum)?, tp.sum(target)?);
         let losses = self.loss.loss(ctx, &max, &sum, &target).into_losses(ctx);
         let (block, wide, last) = ((x, s, h), (g, up, a), (y, t, n));

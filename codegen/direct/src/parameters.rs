@@ -105,8 +105,14 @@ impl Declared<'_> {
             }
             FieldKind::Row { matrix, inputs } => {
                 let (inputs, _) = sizes.whole(*inputs);
-                let matrix = self.matrix(matrix);
-                Field::Linear(ops::declare_columns(&matrix, hidden, inputs as usize, inventory))
+                let (matrix, inputs) = (self.matrix(matrix), inputs as usize);
+                Field::Linear(match matrix.bias {
+                    true => {
+                        let whole = [RowBlock { rows: hidden, ways: 1 }];
+                        ops::declare_rows(&matrix, &whole, inputs, inventory)[0]
+                    }
+                    false => ops::declare_columns(&matrix, hidden, inputs, inventory),
+                })
             }
             FieldKind::RowBias { tensor } => {
                 Field::Bias(ops::RowBias::declare(&self.name(tensor), hidden, split, inventory))

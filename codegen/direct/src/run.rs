@@ -622,16 +622,6 @@ impl<'a, D: Device> Run<'a, D> {
                 self.positions(field).add(ctx, &mut sum);
                 self.set(to, sum);
             }
-            Op::Max { field, logits, to } => {
-                let max = self.loss(field).max(ctx, self.get(logits));
-                self.slots[to] = Some(Slot::Wide(max));
-            }
-            Op::Sums { field, logits, max, to, target } => {
-                let [sum_exp, of_target] =
-                    self.loss(field).sums(ctx, self.get(logits), self.wide(max));
-                self.slots[to] = Some(Slot::Wide(sum_exp));
-                self.slots[target] = Some(Slot::Wide(of_target));
-            }
             Op::Loss { field, max, sum_exp, target, to } => {
                 let softmax = Softmax { max: self.wide(max), sum_exp: self.wide(sum_exp) };
                 let losses = self.loss(field).loss(ctx, &softmax, self.wide(target));
@@ -643,16 +633,20 @@ impl<'a, D: Device> Run<'a, D> {
                 self.loss(field).gradient(ctx, &mut dlogits, &softmax);
                 self.set(to, dlogits);
             }
-            Op::BlockSums { field, x, to, sum_exp, target } => {
-                let own = self.fused_loss(field).sums(ctx, self.get(x));
+            Op::Sums { field, x, to, sum_exp, target } => {
+                let x = self.get(x);
+                let own = match &self.fields[field] {
+                    Field::FusedLoss(fused) => fused.sums(ctx, x),
+                    _ => self.loss(field).sums(ctx, x),
+                };
                 self.slots[to] = Some(Slot::Wide(own.max));
                 self.slots[sum_exp] = Some(Slot::Wide(own.sum_exp));
                 self.slots[target] = Some(Slot::Wide(own.target));
             }
             Op::Around { field, own_sum, own, max, to } => {
                 let sum_exp = self.own_wide(step, own_sum);
-                let fused = self.fused_loss(field);
-                let around = fused.around(ctx, sum_exp, self.wide(own), self.wide(max));
+                let loss = self.loss(field);
+                let around = loss.around(ctx, sum_exp, self.wide(own), self.wide(max));
                 self.slots[to] = Some(Slot::Wide(around));
             }
             Op::BlockBackward { field, x, max, sum_exp, to } => {

@@ -81,7 +81,8 @@ impl Attention {
         let [q_norm, k_norm] = names.head_norms().map(|tensor| FieldKind::HeadNorm { tensor });
         let norms = model.attention.qk_norm.then_some([("q_norm", q_norm), ("k_norm", k_norm)]);
         let norms = norms.map(|both| both.map(|(name, kind)| b.field(name, kind)));
-        let of = Matrix { adds_to_stream: true, ..Matrix::plain(out, names, false) };
+        let with_bias = model.attention.out_bias && b.sizes.tp == 1;
+        let of = Matrix { adds_to_stream: true, ..Matrix::plain(out, names, with_bias) };
         let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
         let core = b.field("attention", FieldKind::Attention);
         Self { how: How::Projected(Projections { q, k, v, norms }), core, out }

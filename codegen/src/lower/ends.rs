@@ -126,6 +126,28 @@ fn reduced(b: &mut Builder<'_>, name: &str, x: Value, reduction: Reduction) -> V
     }
 }
 
+/// Maxima, sums of exponentials and targets' logits, over all ranks.
+fn softmax_sums(b: &mut Builder<'_>, loss: FieldIndex, x: Value) -> [Value; 3] {
+    let numbers = Type::TokenNumbers;
+    let own_name = if b.sizes.tp > 1 { "own_max" } else { "max" };
+    let [own, sum_exp, target] = [own_name, "sum_exp", "target"].map(|name| b.value(name, numbers));
+    b.push(Op::Sums { field: loss, x, to: own, sum_exp, target });
+    let max = reduced(b, "max", own, Reduction::Max);
+    let around = match b.sizes.tp {
+        1 => sum_exp,
+        _ => b.op("sum_exp", numbers, |to| Op::Around {
+            field: loss,
+            own_sum: sum_exp,
+            own,
+            max,
+            to,
+        }),
+    };
+    let sum_exp = reduced(b, "sum_exp", around, Reduction::Sum);
+    let target = reduced(b, "target", target, Reduction::Sum);
+    [max, sum_exp, target]
+}
+
 /// Output matrix and loss of the final norm's output `h`. The logits are kept for the backward
 /// pass.
 fn stored_logits(
@@ -138,12 +160,7 @@ fn stored_logits(
     let loss = b.field("loss", FieldKind::Loss);
     let full = b.enter("full", h);
     let logits = b.op("logits", columns, |to| Op::Linear { field: output, x: full, to });
-    let max = b.op("max", numbers, |to| Op::Max { field: loss, logits, to });
-    let max = reduced(b, "max", max, Reduction::Max);
-    let (sum_exp, target) = (b.value("sum_exp", numbers), b.value("target", numbers));
-    b.push(Op::Sums { field: loss, logits, max, to: sum_exp, target });
-    let sum_exp = reduced(b, "sum_exp", sum_exp, Reduction::Sum);
-    let target = reduced(b, "target", target, Reduction::Sum);
+    let [max, sum_exp, target] = softmax_sums(b, loss, logits);
     let losses = b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
     let forward = b.body("forward", Some(stream), Some(losses));
 
@@ -170,22 +187,7 @@ fn fused_loss(
     let rows = loss_rows(sizes.tokens, sizes.hidden, sizes.vocab_rows);
     let loss = b.field("loss", FieldKind::FusedLoss(rows));
     let full = b.enter("full", h);
-    let [own, sum_exp, target] =
-        ["own_max", "sum_exp", "target"].map(|name| b.value(name, numbers));
-    b.push(Op::BlockSums { field: loss, x: full, to: own, sum_exp, target });
-    let max = reduced(b, "max", own, Reduction::Max);
-    let around = match sizes.tp {
-        1 => sum_exp,
-        _ => b.op("sum_exp", numbers, |to| Op::Around {
-            field: loss,
-            own_sum: sum_exp,
-            own,
-            max,
-            to,
-        }),
-    };
-    let sum_exp = reduced(b, "sum_exp", around, Reduction::Sum);
-    let target = reduced(b, "target", target, Reduction::Sum);
+    let [max, sum_exp, target] = softmax_sums(b, loss, full);
     let losses = b.op("losses", numbers, |to| Op::Loss { field: loss, max, sum_exp, target, to });
     let forward = b.body("forward", Some(stream), Some(losses));
 

@@ -41,7 +41,8 @@ impl Mlp {
         };
         let gate = model.mlp.activation.is_gated().then(|| b.field("gate", column(gate)));
         let up = b.field("up", column(up));
-        let of = Matrix { adds_to_stream: true, ..Matrix::plain(down, names, false) };
+        let with_bias = bias && b.sizes.tp == 1;
+        let of = Matrix { adds_to_stream: true, ..Matrix::plain(down, names, with_bias) };
         let down = b.field("down", FieldKind::Row { matrix: of, inputs: Width::Ffn });
         Self { gate, up, down, width: Width::Ffn }
     }

@@ -135,7 +135,9 @@ impl Latent {
         let kv = Down { name: "kv", width, matrix, norm };
         let kv_up = fields.up("kv_up", tensors.kv_up, width, Width::UpProjected);
         let [_, _, _, out] = names.attention();
-        let matrix = Matrix { adds_to_stream: true, ..fields.matrix(out, &[]) };
+        let matrix = fields.matrix(out, &[]);
+        let bias = model.attention.out_bias && b.sizes.tp == 1;
+        let matrix = Matrix { adds_to_stream: true, bias, ..matrix };
         let out = b.field("out", FieldKind::Row { matrix, inputs: Width::Value });
         let core = b.field("attention", FieldKind::LatentAttention);
         (Self { query, kv, k_rotary, kv_up }, core, out)

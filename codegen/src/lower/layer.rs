@@ -36,7 +36,9 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
     let attention = Attention::fields(&mut b, model, names);
     let [_, _, _, out] = names.attention();
     let out_bias = FieldKind::RowBias { tensor: out };
-    let bias = model.attention.out_bias.then(|| b.field("out_bias", out_bias));
+    // Where there is nothing to sum before a bias, it belongs to its matrix.
+    let apart = sizes.tp > 1;
+    let bias = (apart && model.attention.out_bias).then(|| b.field("out_bias", out_bias));
     let post = FieldKind::Norm { tensor: after_attention };
     let post = after.then(|| b.field("post_norm_1", post));
     let first = Half { number: 1, norm: norm_1, bias, post, dropout };
@@ -47,7 +49,7 @@ pub(super) fn layer(program: &Program, sizes: &Sizes, names: TensorNames, block:
             let mlp = Mlp::fields(&mut b, model, names);
             let [_, _, down] = names.mlp();
             let of = FieldKind::RowBias { tensor: down };
-            let bias = model.mlp.bias.then(|| b.field("down_bias", of));
+            let bias = (apart && model.mlp.bias).then(|| b.field("down_bias", of));
             let post = after.then(|| b.field("post_norm_2", post_2));
             let second = Half { number: 2, norm: norm_2, bias, post, dropout };
             dense(&mut b, &first, &attention, &second, &mlp)

@@ -321,18 +321,13 @@ pub enum Op {
         x: Value,
         to: Value,
     },
-    /// Maximum of each token's logits.
-    Max {
-        field: FieldIndex,
-        logits: Value,
-        to: Value,
-    },
-    /// Sum of exponentials around the maximum, and the target's logit.
+    /// Of the logits `x`, or of those of `x` that exist for a block of tokens at a time: the maximum
+    /// of each token's, the sum of exponentials around it, and the target's.
     Sums {
         field: FieldIndex,
-        logits: Value,
-        max: Value,
+        x: Value,
         to: Value,
+        sum_exp: Value,
         target: Value,
     },
     /// Each token's loss.
@@ -342,15 +337,6 @@ pub enum Op {
         sum_exp: Value,
         target: Value,
         to: Value,
-    },
-    /// Of the logits, which exist for a block of tokens at a time: the maximum of each token's, the
-    /// sum of exponentials around it, and the target's.
-    BlockSums {
-        field: FieldIndex,
-        x: Value,
-        to: Value,
-        sum_exp: Value,
-        target: Value,
     },
     /// Sums of exponentials around another maximum.
     Around {
@@ -464,8 +450,7 @@ impl Op {
             Self::Norm { x, to, statistics, .. } => vec![x, to, statistics],
             Self::NormOf { to, statistics, .. } => std::iter::once(to).chain(statistics).collect(),
             Self::Attention { to, lse, .. } => vec![to, lse],
-            Self::Sums { to, target, .. } => vec![to, target],
-            Self::BlockSums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
+            Self::Sums { to, sum_exp, target, .. } => vec![to, sum_exp, target],
             Self::AttentionBackward { to, .. } | Self::FinishSums { to, .. } => to.to_vec(),
             Self::GateBackward { to, .. }
             | Self::JoinHeads { to, .. }
@@ -511,7 +496,6 @@ impl Op {
             | Self::Begin { to, .. }
             | Self::Embed { to, .. }
             | Self::AddPositions { to, .. }
-            | Self::Max { to, .. }
             | Self::Loss { to, .. }
             | Self::LossGradient { to, .. }
             | Self::Around { to, .. }
@@ -555,7 +539,7 @@ impl Op {
             | Self::Activate { x, .. }
             | Self::Dropout { x, .. }
             | Self::Begin { x, .. }
-            | Self::BlockSums { x, .. }
+            | Self::Sums { x, .. }
             | Self::AddPositions { x, .. } => vec![x],
             Self::Copies { route, x, .. }
             | Self::SumCopies { route, x, .. }
@@ -584,8 +568,6 @@ impl Op {
             Self::Gate { gate, up, .. } => vec![gate, up],
             Self::Sum { x, branch, .. } => vec![x, branch],
             Self::Embed { .. } => vec![],
-            Self::Max { logits, .. } => vec![logits],
-            Self::Sums { logits, max, .. } => vec![logits, max],
             Self::Loss { max, sum_exp, target, .. } => vec![max, sum_exp, target],
             Self::LossGradient { logits, max, sum_exp, .. } => vec![logits, max, sum_exp],
             Self::BackwardInput { dy, .. }
@@ -634,11 +616,9 @@ impl Op {
             | Self::SplitHeads { field, .. }
             | Self::Embed { field, .. }
             | Self::AddPositions { field, .. }
-            | Self::Max { field, .. }
             | Self::Sums { field, .. }
             | Self::Loss { field, .. }
             | Self::LossGradient { field, .. }
-            | Self::BlockSums { field, .. }
             | Self::Around { field, .. }
             | Self::BlockBackward { field, .. }
             | Self::BackwardInput { field, .. }

@@ -301,17 +301,6 @@ impl<'a> Statements<'a> {
             Op::Embed { field, to } => {
                 format!("let {} = self.{}.forward(ctx);", self.typed(to), f(field))
             }
-            Op::Max { field, logits, to } => {
-                format!("let {} = self.{}.max(ctx, &{});", n(to), f(field), n(logits))
-            }
-            Op::Sums { field, logits, max, to, target } => format!(
-                "let ({}, {}) = self.{}.sums(ctx, &{}, &{});",
-                n(to),
-                n(target),
-                f(field),
-                n(logits),
-                n(max)
-            ),
             Op::Loss { field, max, sum_exp, target, to } => format!(
                 "let {} = self.{}.loss(ctx, &{}, &{}, &{});",
                 n(to),
@@ -328,7 +317,7 @@ impl<'a> Statements<'a> {
                 n(max),
                 n(sum_exp)
             ),
-            Op::BlockSums { field, x, to, sum_exp, target } => format!(
+            Op::Sums { field, x, to, sum_exp, target } => format!(
                 "let ({}, {}, {}) = self.{}.sums(ctx, &{});",
                 n(to),
                 n(sum_exp),

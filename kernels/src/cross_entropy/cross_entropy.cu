@@ -10,7 +10,7 @@
 __device__ __forceinline__ float capped(float z, float& slope) {
   slope = 1.0f;
   if (SOFT_CAP > 0) {
-    const float t = tanhf(z / static_cast<float>(SOFT_CAP));
+    const float t = tanh_of(z / static_cast<float>(SOFT_CAP));
     slope = 1.0f - t * t;
     z = static_cast<float>(SOFT_CAP) * t;
   }

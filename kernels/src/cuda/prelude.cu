@@ -70,9 +70,11 @@ __device__ __forceinline__ void store(stored* to, const float (&from)[PACK]) {
 #if STORED_BF16 && !defined(CUDA_ON_CPU)
 __device__ __forceinline__ float exp_of(float x) { return __expf(x); }
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ float tanh_of(float x) { return 1.0f - quotient(2.0f, 1.0f + exp_of(2.0f * x)); }
 #else
 __device__ __forceinline__ float exp_of(float x) { return expf(x); }
 __device__ __forceinline__ float quotient(float a, float b) { return a / b; }
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 #endif
 
 __device__ __forceinline__ void put(stored* to, const float (&from)[PACK], int accumulate) {

@@ -130,8 +130,9 @@ impl<const N: usize, const R: usize, const V: usize> Output<N, R, V> {
         let h: Full<D> = tp.all_gather(&h)?;
         let logits = self.matrix.forward(ctx, &h);
         // Ranks exchange three numbers a token, and no logits.
-        let max = tp.max(self.loss.max(ctx, &logits))?;
-        let (sum, target) = self.loss.sums(ctx, &logits, &max);
+        let (own_max, sum, target) = self.loss.sums(ctx, &logits);
+        let max = tp.max(own_max.share())?;
+        let sum = self.loss.around(ctx, sum, &own_max, &max);
         let (sum, target) = (tp.sum(sum)?, tp.sum(target)?);
         let losses = self.loss.loss(ctx, &max, &sum, &target).into_losses(ctx);
         Ok((losses, logits, OutputKept { x, s, h, max, sum }))

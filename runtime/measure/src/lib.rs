@@ -181,20 +181,24 @@ pub trait Bench {
     fn step_s(&mut self, model: &str, global_batch: u64) -> Result<f64, Error>;
 }
 
-/// Measures one part.
+/// Called with the figures so far, to keep them.
+pub type Keep<'a> = &'a mut dyn FnMut(&MeasuredGpu) -> Result<(), Error>;
+
+/// Measures one part. Long parts keep what they have now and then.
 ///
 /// # Errors
-/// Those of the bench.
+/// Those of the bench and of `keep`.
 pub fn measure(
     bench: &mut dyn Bench,
     sweep: &Sweep,
     part: BenchPart,
     measured: &mut MeasuredGpu,
+    keep: Keep<'_>,
 ) -> Result<(), Error> {
     match part {
         BenchPart::Memory => memory(bench, sweep, measured),
-        BenchPart::Products => products(bench, sweep, measured),
-        BenchPart::Attention => attention(bench, sweep, measured),
+        BenchPart::Products => products(bench, sweep, measured, keep),
+        BenchPart::Attention => attention(bench, sweep, measured, keep),
         BenchPart::Collectives => collectives(bench, sweep, measured),
         BenchPart::Steps => steps(bench, sweep, measured),
     }
@@ -212,7 +216,12 @@ fn memory(bench: &mut dyn Bench, sweep: &Sweep, found: &mut MeasuredGpu) -> Resu
     Ok(())
 }
 
-fn products(bench: &mut dyn Bench, sweep: &Sweep, found: &mut MeasuredGpu) -> Result<(), Error> {
+fn products(
+    bench: &mut dyn Bench,
+    sweep: &Sweep,
+    found: &mut MeasuredGpu,
+    keep: Keep<'_>,
+) -> Result<(), Error> {
     found.products.clear();
     for (dtype, sizes) in &sweep.products {
         let dtype = *dtype;
@@ -224,13 +233,19 @@ fn products(bench: &mut dyn Bench, sweep: &Sweep, found: &mut MeasuredGpu) -> Re
                     found.products.push(Product { dtype, m, n, k, s });
                 }
             }
+            keep(found)?;
         }
     }
     found.sustained_slowdown = Some(bench.sustained_slowdown(sweep.sustained)?.max(1.0));
     Ok(())
 }
 
-fn attention(bench: &mut dyn Bench, sweep: &Sweep, found: &mut MeasuredGpu) -> Result<(), Error> {
+fn attention(
+    bench: &mut dyn Bench,
+    sweep: &Sweep,
+    found: &mut MeasuredGpu,
+    keep: Keep<'_>,
+) -> Result<(), Error> {
     found.attention.clear();
     for &(width, shared) in &sweep.widths {
         for &sequence in &sweep.sequences {
@@ -248,6 +263,7 @@ fn attention(bench: &mut dyn Bench, sweep: &Sweep, found: &mut MeasuredGpu) -> R
                     backward_s,
                 });
             }
+            keep(found)?;
         }
     }
     Ok(())

@@ -21,7 +21,8 @@ fn every_part_is_measured() {
         BenchPart::Collectives,
         BenchPart::Steps,
     ] {
-        measure(&mut bench, &sweep, part, &mut found).unwrap_or_else(|error| panic!("{error}"));
+        measure(&mut bench, &sweep, part, &mut found, &mut |_| Ok(()))
+            .unwrap_or_else(|error| panic!("{error}"));
     }
     assert!(found.launch_s.is_some_and(|s| s > 0.0));
     assert!(found.sustained_slowdown.is_some_and(|slowdown| slowdown >= 1.0));

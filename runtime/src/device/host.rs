@@ -156,8 +156,8 @@ impl<T: Scalar> Device for Host<T> {
         gemm::gemm(&self.cpu, shape, T::ONE, a, b, beta, c);
     }
 
-    fn gemm_add(&self, shape: &Shape, a: &[T], b: &[T], c: &mut [T]) {
-        gemm::gemm(&self.cpu, shape, T::ONE, a, b, T::ONE, c);
+    fn gemm_wide(&self, shape: &Shape, a: &[T], b: &[T], c: &mut [T], output: Output) {
+        self.gemm(shape, a, b, c, output);
     }
 
     fn gemm_bias(&self, shape: &Shape, a: &[T], b: &[T], bias: &[T], c: &mut [T]) {
@@ -365,6 +365,19 @@ impl<T: Scalar> Device for Host<T> {
         target_logit: &mut [T],
     ) {
         cross_entropy::local_sum_exp(&self.cpu, shape, logits, targets, max, sum_exp, target_logit);
+    }
+
+    fn local_sums(
+        &self,
+        shape: &Logits,
+        logits: &[T],
+        targets: &[i64],
+        max: &mut [T],
+        sum_exp: &mut [T],
+        target_logit: &mut [T],
+    ) {
+        self.local_max(shape, logits, max);
+        self.local_sum_exp(shape, logits, targets, max, sum_exp, target_logit);
     }
 
     fn rescale_sum_exp(&self, local_max: &[T], max: &[T], sum_exp: &mut [T]) {

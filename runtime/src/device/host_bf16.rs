@@ -47,10 +47,10 @@ impl Device for Host<bf16, f32> {
         rounded(c, |c| self.exact().gemm(shape, &a, &b, c, output));
     }
 
-    fn gemm_add(&self, shape: &Shape, a: &[bf16], b: &[bf16], c: &mut [f32]) {
+    fn gemm_wide(&self, shape: &Shape, a: &[bf16], b: &[bf16], c: &mut [f32], output: Output) {
         let a = wide(a);
         let b = wide(b);
-        self.exact().gemm_add(shape, &a, &b, c);
+        self.exact().gemm_wide(shape, &a, &b, c, output);
     }
 
     fn gemm_bias(&self, shape: &Shape, a: &[bf16], b: &[bf16], bias: &[bf16], c: &mut [bf16]) {
@@ -397,6 +397,19 @@ impl Device for Host<bf16, f32> {
     ) {
         let logits = wide(logits);
         self.exact().local_sum_exp(shape, &logits, targets, max, sum_exp, target_logit);
+    }
+
+    fn local_sums(
+        &self,
+        shape: &Logits,
+        logits: &[bf16],
+        targets: &[i64],
+        max: &mut [f32],
+        sum_exp: &mut [f32],
+        target_logit: &mut [f32],
+    ) {
+        let logits = wide(logits);
+        self.exact().local_sums(shape, &logits, targets, max, sum_exp, target_logit);
     }
 
     fn rescale_sum_exp(&self, local_max: &[f32], max: &[f32], sum_exp: &mut [f32]) {

@@ -139,13 +139,14 @@ pub trait Device: Space {
         c: StoredMut<'_, Self>,
     );
 
-    /// `c += op(a) op(b)`: gradients of weights.
-    fn gemm_add(
+    /// `c = op(a) op(b)`, stored or added: gradients of weights.
+    fn gemm_wide(
         &self,
         shape: &Shape,
         a: Stored<'_, Self>,
         b: Stored<'_, Self>,
         c: WideMut<'_, Self>,
+        output: Output,
     );
 
     /// `x[r, c] += bias[c]`
@@ -397,6 +398,17 @@ pub trait Device: Space {
         logits: Stored<'_, Self>,
         targets: Ids<'_, Self>,
         max: Wide<'_, Self>,
+        sum_exp: WideMut<'_, Self>,
+        target_logit: WideMut<'_, Self>,
+    );
+
+    /// [`Self::local_max`], and [`Self::local_sum_exp`] around it, in one pass.
+    fn local_sums(
+        &self,
+        shape: &Logits,
+        logits: Stored<'_, Self>,
+        targets: Ids<'_, Self>,
+        max: WideMut<'_, Self>,
         sum_exp: WideMut<'_, Self>,
         target_logit: WideMut<'_, Self>,
     );

@@ -1,6 +1,7 @@
 //! Output layer and loss together, without stored logits.
 
 use super::linear::{ColumnLinear, Linear};
+use super::loss::Own;
 use super::placement::{Axis, Columns, VocabPlacement, Whole};
 use super::tensor::{Numbers, Tensor};
 use crate::device::Device;
@@ -34,14 +35,6 @@ impl<const IN: usize, const V: usize> OutputLayer<Whole, IN, V> for Linear<IN, V
         self.0
     }
 }
-
-/// Numbers of a rank's columns: the maxima, the sums of exponentials around these, and the targets'
-/// logits. Sums around different maxima cannot be added ([`FusedLoss::around`]).
-type Own<D, P, const R: usize> = (
-    Numbers<D, <P as VocabPlacement>::Max, R>,
-    Numbers<D, <P as VocabPlacement>::Max, R>,
-    Numbers<D, <P as VocabPlacement>::Sum, R>,
-);
 
 impl<P: VocabPlacement, const IN: usize, const V: usize> FusedLoss<P, IN, V> {
     /// The loss over `vocab` classes behind `output`, with logits bounded by `soft_cap` (Gemma 2),
@@ -77,7 +70,7 @@ impl<P: VocabPlacement, const IN: usize, const V: usize> FusedLoss<P, IN, V> {
         max: &Numbers<D, Whole, R>,
     ) -> Numbers<D, P::Sum, R> {
         let sum_exp = sum_exp.into_buffer(ctx);
-        Numbers::new(self.loss.around(ctx, sum_exp, own.buffer(), max.buffer()))
+        Numbers::new(self.loss.loss.around(ctx, sum_exp, own.buffer(), max.buffer()))
     }
 
     /// Each token's loss, 0 for tokens without a label.

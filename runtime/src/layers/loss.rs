@@ -3,7 +3,7 @@
 use super::placement::{VocabPlacement, Whole};
 use super::tensor::{Numbers, Tensor};
 use crate::device::Device;
-use crate::ops::{self, Context, Softmax};
+use crate::ops::{self, Context, OwnSums, Softmax};
 use std::marker::PhantomData;
 
 /// The loss of this rank's `V` columns of the logits, padding included. Between its steps ranks
@@ -13,9 +13,12 @@ pub struct CrossEntropy<P: VocabPlacement, const V: usize> {
     placement: PhantomData<P>,
 }
 
-/// Numbers of a rank's columns: sums of exponentials, and the targets' logits.
-type Sums<D, P, const R: usize> =
-    (Numbers<D, <P as VocabPlacement>::Sum, R>, Numbers<D, <P as VocabPlacement>::Sum, R>);
+/// Numbers of a rank's columns: maxima, sums of exponentials around them, and the targets' logits.
+pub(super) type Own<D, P, const R: usize> = (
+    Numbers<D, <P as VocabPlacement>::Max, R>,
+    Numbers<D, <P as VocabPlacement>::Max, R>,
+    Numbers<D, <P as VocabPlacement>::Sum, R>,
+);
 
 impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
     /// The loss over `vocab` classes, with logits bounded by `soft_cap` (Gemma 2).
@@ -24,25 +27,27 @@ impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
         Self { loss, placement: PhantomData }
     }
 
-    /// The maximum of each row's local columns.
-    pub fn max<D: Device, const R: usize>(
-        &self,
-        ctx: &Context<'_, D>,
-        logits: &Tensor<D, P, R, V>,
-    ) -> Numbers<D, P::Max, R> {
-        Numbers::new(self.loss.max(ctx, logits.buffer()))
-    }
-
-    /// Each row's sum of exponentials of its local columns around `max`, and the logit of its
-    /// target, 0 if another rank has it.
+    /// Each token's maximum over this rank's columns, sum of exponentials around it, and logit of
+    /// its target, 0 if another rank has it.
     pub fn sums<D: Device, const R: usize>(
         &self,
         ctx: &Context<'_, D>,
         logits: &Tensor<D, P, R, V>,
+    ) -> Own<D, P, R> {
+        let OwnSums { max, sum_exp, target } = self.loss.sums(ctx, logits.buffer());
+        (Numbers::new(max), Numbers::new(sum_exp), Numbers::new(target))
+    }
+
+    /// The sums around the maximum of all ranks, from those around this rank's `own`.
+    pub fn around<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        sum_exp: Numbers<D, P::Max, R>,
+        own: &Numbers<D, P::Max, R>,
         max: &Numbers<D, Whole, R>,
-    ) -> Sums<D, P, R> {
-        let [sum_exp, target] = self.loss.sums(ctx, logits.buffer(), max.buffer());
-        (Numbers::new(sum_exp), Numbers::new(target))
+    ) -> Numbers<D, P::Sum, R> {
+        let sum_exp = sum_exp.into_buffer(ctx);
+        Numbers::new(self.loss.around(ctx, sum_exp, own.buffer(), max.buffer()))
     }
 
     /// Each token's loss, 0 for tokens without a label.

@@ -168,7 +168,7 @@ impl ExpertLinear {
             let shape = Shape::tn(outputs, inputs, rows.len());
             let dy = dy.rows.part(rows.start * outputs..rows.end * outputs);
             let x = x.part(rows.start * inputs..rows.end * inputs);
-            device.gemm_add(&shape, dy, x, to);
+            device.gemm_wide(&shape, dy, x, to, Output::Accumulate);
         }
     }
 

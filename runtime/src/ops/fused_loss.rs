@@ -4,9 +4,9 @@
 
 use super::linear::Linear;
 use super::weights::Gradients;
-use super::{Context, CrossEntropy, Softmax};
+use super::{Context, CrossEntropy, OwnSums, Softmax};
 use crate::device::{Device, RowSums};
-use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::buffer::Buffer;
 use crate::state::gradients::GradientSink;
 use kernels::Output;
 use kernels::cross_entropy::Logits;
@@ -22,17 +22,6 @@ pub struct FusedLoss {
     pub output: Linear,
     /// Tokens of a block.
     pub rows: usize,
-}
-
-/// Of each token: the maximum of this rank's columns, the sum of exponentials around it, and the
-/// target's logit, 0 if another rank has it. `[n]` each.
-pub struct OwnSums<D: Device> {
-    /// The maximum.
-    pub max: WideBuffer<D>,
-    /// The sum around it.
-    pub sum_exp: WideBuffer<D>,
-    /// The target's logit.
-    pub target: WideBuffer<D>,
 }
 
 impl FusedLoss {
@@ -62,30 +51,17 @@ impl FusedLoss {
         let [mut max, mut sum_exp, mut target] = std::array::from_fn(|_| ctx.wide(ctx.tokens()));
         for block in self.blocks(ctx.tokens()) {
             let (shape, logits) = self.logits(ctx, x, &block);
-            ctx.device.local_max(&shape, logits.view(), max.part_mut(block.clone()));
             let labels = ctx.batch.labels.part(block.start, block.len());
-            ctx.device.local_sum_exp(
+            ctx.device.local_sums(
                 &shape,
                 logits.view(),
                 labels.view(),
-                max.part(block.clone()),
+                max.part_mut(block.clone()),
                 sum_exp.part_mut(block.clone()),
                 target.part_mut(block),
             );
         }
         OwnSums { max, sum_exp, target }
-    }
-
-    /// The sums around the maximum of all ranks, from those around this rank's own.
-    pub fn around<D: Device>(
-        &self,
-        ctx: &Context<'_, D>,
-        mut sum_exp: WideBuffer<D>,
-        own: &WideBuffer<D>,
-        max: &WideBuffer<D>,
-    ) -> WideBuffer<D> {
-        ctx.device.rescale_sum_exp(own.view(), max.view(), sum_exp.view_mut());
-        sum_exp
     }
 
     /// Gradient of `x[n, h]`; this rank's part of it. Adds the gradient of the output matrix at
@@ -115,7 +91,7 @@ impl FusedLoss {
             device.gemm(&product, dlogits.view(), ctx.weights.get(weight), to, Output::Overwrite);
             let product = Shape::tn(outputs, inputs, block.len());
             let dweight = gradients.at_once().get_mut(device, weight);
-            device.gemm_add(&product, dlogits.view(), x.part(at), dweight);
+            device.gemm_wide(&product, dlogits.view(), x.part(at), dweight, Output::Accumulate);
         }
         dx
     }

@@ -175,7 +175,8 @@ impl Linear {
         gradients: &mut impl GradientSink<D>,
     ) {
         let shape = Shape::tn(self.outputs, self.inputs, x.len() / self.inputs);
-        device.gemm_add(&shape, dy.view(), x.view(), gradients.get_mut(device, self.weight));
+        let (dweight, output) = gradients.get_product(device, self.weight);
+        device.gemm_wide(&shape, dy.view(), x.view(), dweight, output);
         if let Some(bias) = self.bias {
             device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
         }

@@ -17,6 +17,17 @@ pub struct CrossEntropy {
     pub soft_cap: Option<f64>,
 }
 
+/// Of each token: the maximum of this rank's columns, the sum of exponentials around it, and the
+/// target's logit, 0 if another rank has it. `[n]` each.
+pub struct OwnSums<D: Device> {
+    /// The maximum.
+    pub max: WideBuffer<D>,
+    /// The sum around it.
+    pub sum_exp: WideBuffer<D>,
+    /// The target's logit.
+    pub target: WideBuffer<D>,
+}
+
 /// Each row's maximum and its sum of exponentials around that, over all ranks.
 pub struct Softmax<'a, D: Device> {
     /// `[n]`
@@ -44,27 +55,26 @@ impl CrossEntropy {
         }
     }
 
-    /// The maximum of each row's local columns, `[n]`.
-    pub fn max<D: Device>(&self, ctx: &Context<'_, D>, logits: &Buffer<D>) -> WideBuffer<D> {
+    /// Maxima and sums of the local columns.
+    pub fn sums<D: Device>(&self, ctx: &Context<'_, D>, logits: &Buffer<D>) -> OwnSums<D> {
         let shape = self.shape(ctx);
-        let mut max = ctx.wide(shape.rows);
-        ctx.device.local_max(&shape, logits.view(), max.view_mut());
-        max
+        let [mut max, mut sum_exp, mut target] = std::array::from_fn(|_| ctx.wide(shape.rows));
+        let (labels, [max_to, to]) =
+            (ctx.batch.labels.view(), [&mut max, &mut sum_exp].map(WideBuffer::view_mut));
+        ctx.device.local_sums(&shape, logits.view(), labels, max_to, to, target.view_mut());
+        OwnSums { max, sum_exp, target }
     }
 
-    /// Each row's sum of exponentials of its local columns around `max`, and the logit of its
-    /// target, 0 if another rank has it: `[n]` each.
-    pub fn sums<D: Device>(
+    /// The sums around the maximum of all ranks, from those around this rank's own.
+    pub fn around<D: Device>(
         &self,
         ctx: &Context<'_, D>,
-        logits: &Buffer<D>,
+        mut sum_exp: WideBuffer<D>,
+        own: &WideBuffer<D>,
         max: &WideBuffer<D>,
-    ) -> [WideBuffer<D>; 2] {
-        let shape = self.shape(ctx);
-        let [mut sum_exp, mut target] = std::array::from_fn(|_| ctx.wide(shape.rows));
-        let (labels, to) = (ctx.batch.labels.view(), sum_exp.view_mut());
-        ctx.device.local_sum_exp(&shape, logits.view(), labels, max.view(), to, target.view_mut());
-        [sum_exp, target]
+    ) -> WideBuffer<D> {
+        ctx.device.rescale_sum_exp(own.view(), max.view(), sum_exp.view_mut());
+        sum_exp
     }
 
     /// Each token's loss, `[n]`, 0 for tokens without a label.

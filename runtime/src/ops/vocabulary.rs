@@ -317,15 +317,17 @@ impl VocabularyShard {
         let entered = gathered(ctx, &h)?.wait(ctx)?;
         let mut columns = self.output.forward(ctx, &entered);
         let shape = self.shape(ctx);
-        let mut max = ctx.device.zeros(shape.rows);
-        ctx.device.local_max(&shape, columns.view(), all_mut::<D>(&mut max));
         let local = match self.passes {
-            VocabPasses::Naive => ShardLocal::Max(max),
+            VocabPasses::Naive => {
+                let mut max = ctx.device.zeros(shape.rows);
+                ctx.device.local_max(&shape, columns.view(), all_mut::<D>(&mut max));
+                ShardLocal::Max(max)
+            }
             VocabPasses::One | VocabPasses::Interlaced => {
-                ShardLocal::Own(sums(ctx, &shape, &columns, max))
+                ShardLocal::Own(own_sums(ctx, &shape, &columns))
             }
             VocabPasses::Two => {
-                let sums = sums(ctx, &shape, &columns, max);
+                let sums = own_sums(ctx, &shape, &columns);
                 let parts = self.parts(ctx, &shape, &mut columns, &sums)?;
                 ShardLocal::WithGradient(sums, parts)
             }
@@ -454,6 +456,19 @@ impl<D: Device> Gathered<D> {
             Self::InFlight(moving) => moving.wait(ctx).map(Rc::new),
         }
     }
+}
+
+/// Sums around the shard's own maximum.
+fn own_sums<D: Device>(
+    ctx: &Context<'_, D>,
+    shape: &Logits,
+    columns: &Buffer<D>,
+) -> SoftmaxSums<D> {
+    let (mut max, mut both) = (ctx.device.zeros(shape.rows), ctx.device.zeros(2 * shape.rows));
+    let (sum_exp, target) = D::split(all_mut::<D>(&mut both), shape.rows);
+    let (logits, labels) = (columns.view(), ctx.batch.labels.view());
+    ctx.device.local_sums(shape, logits, labels, all_mut::<D>(&mut max), sum_exp, target);
+    SoftmaxSums { max, both }
 }
 
 /// Sums around `max`.

@@ -3,11 +3,16 @@
 use super::params::{Gradient, HeldParameter, Inventory, ParameterSlice, Store};
 use super::shards::Shards;
 use crate::device::{Device, Space, WideMut};
-use kernels::Real;
+use kernels::{Output, Real};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 /// Sums of gradients, and where passes add to them.
+///
+/// A step does not set all of them to 0 before it: the first product of a matrix's gradient
+/// replaces what the step before has left there. Which matrices those are is seen in the first
+/// step. Until then their elements are *stale*; what reads sums settles them first.
 ///
 /// If replicas share gradients (ZeRO stages 2 and 3), a pass adds to memory of one unit, which is
 /// *open* until its reduce-scatter. Otherwise passes add to the sums themselves.
@@ -18,6 +23,12 @@ pub struct GradientStore<D: Space> {
     open: Vec<Option<D::Memory<D::Wide>>>,
     /// Whether each parameter was ever asked for to be written, or is not trained.
     written: Vec<bool>,
+    /// Whether anything but products was added to a parameter's gradient in this step.
+    added: Vec<bool>,
+    /// Begin and end of the elements that a product writes first in each step.
+    products: BTreeMap<usize, usize>,
+    /// Those of them that were not written in this step.
+    stale: BTreeMap<usize, usize>,
 }
 
 impl<D: Device> GradientStore<D> {
@@ -32,6 +43,9 @@ impl<D: Device> GradientStore<D> {
             sums,
             open: shards.units().iter().map(|_| None).collect(),
             written: inventory.all().iter().map(is_untrained).collect(),
+            added: vec![false; inventory.all().len()],
+            products: BTreeMap::new(),
+            stale: BTreeMap::new(),
         }
     }
 
@@ -45,9 +59,28 @@ impl<D: Device> GradientStore<D> {
         &self.shards
     }
 
-    /// Sets all sums to 0.
+    /// Begins a step: sets to 0 what no product replaces.
     pub fn clear(&mut self, device: &D) {
-        device.fill(self.sums.all_mut(), D::Wide::ZERO);
+        let end = self.sums.len();
+        let mut at = 0;
+        for (begin, behind) in self.products.iter().map(|(b, e)| (*b, *e)).chain([(end, end)]) {
+            if at < begin {
+                device.fill(self.sums.range_mut(at..begin), D::Wide::ZERO);
+            }
+            at = behind;
+        }
+        self.added.fill(false);
+        self.stale.clone_from(&self.products);
+    }
+
+    /// Sets to 0 what is stale in a range.
+    pub fn settle(&mut self, device: &D, range: Range<usize>) {
+        while let Some((&begin, &end)) = self.stale.range(..range.end).next_back()
+            && end > range.start
+        {
+            device.fill(self.sums.range_mut(begin..end), D::Wide::ZERO);
+            self.stale.remove(&begin);
+        }
     }
 
     /// The sums: of everything, or of this rank's pieces.
@@ -69,6 +102,18 @@ impl<D: Device> GradientStore<D> {
         let open = &mut self.open[part.unit()];
         let memory = open.get_or_insert_with(|| device.zeros(unit.padded()));
         (D::view_mut(memory, 0..unit.padded()), unit.elements.start)
+    }
+
+    fn part_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
+        let (memory, at) = self.around(device, part);
+        D::split(D::split(memory, part.begin - at).1, part.len).0
+    }
+
+    /// Notes that something will be added to a parameter's gradient.
+    fn begin_sum(&mut self, device: &D, part: ParameterSlice) {
+        self.written[part.index()] = true;
+        self.added[part.index()] = true;
+        self.settle(device, part.range());
     }
 
     /// Takes the gradients of the open units among `units`, the last first. They are no longer
@@ -93,6 +138,9 @@ pub trait GradientSink<D: Space> {
     /// Where to add to a parameter's gradient.
     fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D>;
 
+    /// Where a product goes that is a parameter's gradient, and whether it is added there or stored.
+    fn get_product(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, Output);
+
     /// The same for two parameters of one unit, of which the first lies before the second.
     fn get_pair_mut(
         &mut self,
@@ -104,10 +152,29 @@ pub trait GradientSink<D: Space> {
 
 impl<D: Device> GradientSink<D> for GradientStore<D> {
     fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D> {
+        self.begin_sum(device, part);
+        self.part_mut(device, part)
+    }
+
+    fn get_product(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, Output) {
         self.written[part.index()] = true;
-        let begin = part.begin;
-        let (memory, at) = self.around(device, part);
-        D::split(D::split(memory, begin - at).1, part.len).0
+        let Range { start, end } = part.range();
+        let output = match self.stale.get(&start) {
+            Some(known) if *known == end => {
+                self.stale.remove(&start);
+                Output::Overwrite
+            }
+            _ => {
+                self.settle(device, start..end);
+                let first = !self.opens_units() && !self.added[part.index()];
+                let before = self.products.range(..end).next_back();
+                if first && before.is_none_or(|(_, end)| *end <= start) {
+                    self.products.insert(start, end);
+                }
+                Output::Accumulate
+            }
+        };
+        (self.part_mut(device, part), output)
     }
 
     fn get_pair_mut(
@@ -116,8 +183,8 @@ impl<D: Device> GradientSink<D> for GradientStore<D> {
         first: ParameterSlice,
         second: ParameterSlice,
     ) -> (WideMut<'_, D>, WideMut<'_, D>) {
-        self.written[first.index()] = true;
-        self.written[second.index()] = true;
+        self.begin_sum(device, first);
+        self.begin_sum(device, second);
         let (memory, at) = self.around(device, first);
         let (one, rest) = D::split(D::split(memory, first.begin - at).1, first.len);
         let behind = D::split(rest, second.begin - first.range().end).1;
@@ -142,6 +209,10 @@ impl<D: Device> GradientSink<D> for Vectors<D> {
         self.begin(device, part);
         let (_, memory) = self.0.last_mut().expect("just begun");
         D::view_mut(memory, 0..part.len)
+    }
+
+    fn get_product(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, Output) {
+        (self.get_mut(device, part), Output::Accumulate)
     }
 
     fn get_pair_mut(

@@ -541,9 +541,19 @@ impl<D: Space, E: Element> Store<D, E> {
         self.range_mut(0..D::len(&self.memory))
     }
 
+    /// Elements held.
+    pub fn len(&self) -> usize {
+        D::len(&self.memory)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        D::len(&self.memory) * size_of::<E>()
+        self.len() * size_of::<E>()
     }
 }
 

@@ -86,6 +86,7 @@ impl<'a, D: Device> Reducer<'a, D> {
             let closed = gradients.close(units);
             return self.scatter(gradients, closed);
         }
+        gradients.settle(self.device, from..end);
         let progress = self.progress.entry(end).or_insert(Progress { complete: end, started: end });
         progress.complete = from;
         let ready = from..progress.started;
@@ -232,6 +233,7 @@ impl<'a, D: Device> Reducer<'a, D> {
         mut self,
         gradients: &mut GradientStore<D>,
     ) -> Result<Vec<ReductionSpan>, CommError> {
+        gradients.settle(self.device, 0..usize::MAX);
         if gradients.opens_units() {
             let all = 0..gradients.shards().units().len();
             let closed = gradients.close(all);

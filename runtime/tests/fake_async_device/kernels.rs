@@ -40,18 +40,19 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
         });
     }
 
-    fn gemm_add(
+    fn gemm_wide(
         &self,
         shape: &Shape,
         a: Stored<'_, Self>,
         b: Stored<'_, Self>,
         c: WideMut<'_, Self>,
+        output: Output,
     ) {
         let shape = *shape;
         let (a, b, c) = (of(a), of(b), into(c));
         self.run(move |host| {
             let mut to_c: Vec<W> = c.get();
-            host.gemm_add(&shape, &a.get::<W>(), &b.get::<W>(), &mut to_c);
+            host.gemm_wide(&shape, &a.get::<W>(), &b.get::<W>(), &mut to_c, output);
             c.put(&to_c);
         });
     }
@@ -616,6 +617,35 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             );
             sum_exp.put(&to_sum_exp);
             target_logit.put(&to_target_logit);
+        });
+    }
+
+    fn local_sums(
+        &self,
+        shape: &Logits,
+        logits: Stored<'_, Self>,
+        targets: Ids<'_, Self>,
+        max: WideMut<'_, Self>,
+        sum_exp: WideMut<'_, Self>,
+        target_logit: WideMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (logits, targets, max, sum_exp, target_logit) =
+            (of(logits), of(targets), into(max), into(sum_exp), into(target_logit));
+        self.run(move |host| {
+            let [mut to_max, mut to_sum_exp, mut to_target]: [Vec<W>; 3] =
+                [max.get(), sum_exp.get(), target_logit.get()];
+            host.local_sums(
+                &shape,
+                &logits.get::<W>(),
+                &targets.values(),
+                &mut to_max,
+                &mut to_sum_exp,
+                &mut to_target,
+            );
+            max.put(&to_max);
+            sum_exp.put(&to_sum_exp);
+            target_logit.put(&to_target);
         });
     }
 

@@ -90,9 +90,15 @@ fn all(flags: &Flags) -> Result<(), String> {
     for &part in &flags.parts {
         let start = Instant::now();
         // Each part opens the GPU anew, which frees the memory of the part before.
-        measure(&mut bench(flags)?, &sweep, part, &mut measured).map_err(text)?;
-        let json = serde_json::to_string_pretty(&measured).map_err(text)?;
-        std::fs::write(&flags.json, json + "\n").map_err(|error| named(&flags.json, &error))?;
+        let mut keep = |measured: &MeasuredGpu| {
+            let json = serde_json::to_string_pretty(measured).map_err(text);
+            let written = json.and_then(|json| {
+                std::fs::write(&flags.json, json + "\n").map_err(|error| named(&flags.json, &error))
+            });
+            written.map_err(|problem| runtime::Error::World { problem })
+        };
+        measure(&mut bench(flags)?, &sweep, part, &mut measured, &mut keep).map_err(text)?;
+        keep(&measured).map_err(text)?;
         eprintln!("{part:?}: {:.0} s, in {}", start.elapsed().as_secs_f64(), flags.json.display());
     }
     Ok(())

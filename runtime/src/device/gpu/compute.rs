@@ -35,14 +35,16 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         call!(self, [a, b, c], |gpu| gemm::cuda::gemm(gpu, shape, 1.0, a, b, beta, c));
     }
 
-    fn gemm_add(
+    fn gemm_wide(
         &self,
         shape: &Shape,
         a: Stored<'_, Self>,
         b: Stored<'_, Self>,
         c: WideMut<'_, Self>,
+        output: Output,
     ) {
-        call!(self, [a, b, c], |gpu| gemm::cuda::gemm(gpu, shape, 1.0, a, b, 1.0, c));
+        let beta = if output == Output::Accumulate { 1.0 } else { 0.0 };
+        call!(self, [a, b, c], |gpu| gemm::cuda::gemm(gpu, shape, 1.0, a, b, beta, c));
     }
 
     fn gemm_bias(
@@ -413,6 +415,20 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
                 sum_exp,
                 target_logit,
             )
+        });
+    }
+
+    fn local_sums(
+        &self,
+        shape: &Logits,
+        logits: Stored<'_, Self>,
+        targets: Ids<'_, Self>,
+        max: WideMut<'_, Self>,
+        sum_exp: WideMut<'_, Self>,
+        target_logit: WideMut<'_, Self>,
+    ) {
+        call!(self, [logits, targets, max, sum_exp, target_logit], |gpu| {
+            cross_entropy::cuda::statistics(gpu, shape, logits, targets, max, sum_exp, target_logit)
         });
     }
 
