@@ -231,3 +231,89 @@ impl<D: Device> GradientSink<D> for Vectors<D> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Host;
+    use crate::state::params::{ByDivision, Declaration, Division, Init, Member, Placement};
+    use crate::state::shards::Zero;
+
+    type TestStore = GradientStore<Host<f32>>;
+
+    fn store() -> (Host<f32>, TestStore, [ParameterSlice; 3]) {
+        let mut inventory = Inventory::new(0, 1);
+        let [matrix, bias, table] = [("a", 6), ("b", 2), ("c", 4)].map(|(name, elements)| {
+            inventory.declare(Declaration {
+                name: name.to_owned(),
+                shape: vec![elements],
+                transposed: false,
+                division: Division::Dense,
+                placement: Placement::Replicated,
+                gradient: Gradient::Whole,
+                tied_copy: false,
+                init: Init::Constant(0.0),
+            })
+        });
+        let only = ByDivision { dense: Member::ONLY, expert: Member::ONLY };
+        let shards = Rc::new(Shards::new(&inventory, Zero::NONE, only));
+        let device = Host::serial();
+        let store = GradientStore::new(&device, &shards, &inventory);
+        (device, store, [matrix, bias, table])
+    }
+
+    /// A product that is `value` everywhere.
+    fn product(device: &Host<f32>, store: &mut TestStore, part: ParameterSlice, value: f32) {
+        let (to, output) = store.get_product(device, part);
+        for to in to {
+            *to = if output == Output::Accumulate { *to + value } else { value };
+        }
+    }
+
+    fn sum(device: &Host<f32>, store: &mut TestStore, part: ParameterSlice, value: f32) {
+        store.get_mut(device, part).iter_mut().for_each(|to| *to += value);
+    }
+
+    #[test]
+    fn a_product_replaces_what_the_step_before_has_left() {
+        let (device, mut store, [matrix, bias, table]) = store();
+        for step in 0..3 {
+            store.clear(&device);
+            // Two rows of blocks in two micro-batches, a vector, and a table that a product writes
+            // before rows are added to it.
+            for _ in 0..2 {
+                product(&device, &mut store, matrix.rows(0..2, 2), 1.0);
+                product(&device, &mut store, matrix.rows(2..3, 2), 2.0);
+                sum(&device, &mut store, bias, 3.0);
+                product(&device, &mut store, table, 4.0);
+                sum(&device, &mut store, table, 5.0);
+            }
+            let (to, output) = (store.stale.len(), store.products.len());
+            assert_eq!((to, output), (0, 3), "step {step}");
+            store.settle(&device, 0..usize::MAX);
+            let wanted = [[2.0; 4].as_slice(), &[4.0; 2], &[6.0; 2], &[18.0; 4]].concat();
+            assert_eq!(store.sums().all(), wanted, "step {step}");
+        }
+    }
+
+    #[test]
+    fn what_no_product_replaces_is_0() {
+        let (device, mut store, [matrix, bias, table]) = store();
+        for step in 0..2 {
+            store.clear(&device);
+            product(&device, &mut store, matrix, 1.0);
+            product(&device, &mut store, table, 2.0);
+            sum(&device, &mut store, bias, 3.0);
+            assert!(store.stale.is_empty(), "step {step}");
+        }
+        // A step in which rows are added to the table first, and the matrix is left out.
+        store.clear(&device);
+        sum(&device, &mut store, table, 5.0);
+        product(&device, &mut store, table, 2.0);
+        assert_eq!(store.sums().all()[..6], [1.0; 6], "stale until it is settled");
+        store.settle(&device, 6..12);
+        assert_eq!(store.sums().all()[..6], [1.0; 6], "it lies before that range");
+        store.settle(&device, 0..usize::MAX);
+        assert_eq!(store.sums().all(), [[0.0; 6].as_slice(), &[0.0; 2], &[7.0; 4]].concat());
+    }
+}
