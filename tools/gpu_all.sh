@@ -31,6 +31,7 @@ SEQUENCES_124M=${SEQUENCES_124M:-64} SEQUENCES_1_5B=${SEQUENCES_1_5B:-32} SEQUEN
 MODELS=${MODELS:-"GPT-2 124M:$SEQUENCES_124M;GPT-2 1.5B:$SEQUENCES_1_5B;Llama 3 8B, 4 layers:$SEQUENCES_LLAMA"}
 # How our steps run.
 read -ra hows <<<"${HOWS:-replayed launched}"
+declare -A graphs=([replayed]=always [launched]=never [default]=auto)
 # Models that PyTorch compiles whole; the others by layer.
 WHOLE=${WHOLE:-"GPT-2 124M;Llama 3 8B, 4 layers"}
 CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral qwen3_moe deepseek_v3"}
@@ -81,7 +82,7 @@ steps() {
   for model in $MODELS; do
     for how in "${hows[@]}"; do
       s=$("$bin/measure-gpu" --step "${model%:*}" --sequences "${model##*:}" \
-        $([ $how = launched ] && echo --no-cuda-graphs) 2>>"$out/steps.log") || { tail -1 "$out/steps.log"; continue; }
+        --cuda-graphs "${graphs[$how]}" 2>>"$out/steps.log") || { tail -1 "$out/steps.log"; continue; }
       printf '{"by": "%s", "model": "%s", "sequences": %s, "s": %s}\n' $how "${model%:*}" "${model##*:}" "$s" |
         tee -a "$out/steps.jsonl"
     done
@@ -95,7 +96,7 @@ kernels() {
     name=$(echo "${model%:*}" | tr ' ,' '__')
     ncu --metrics gpu__time_duration.sum --clock-control none --csv --launch-skip "${SKIP:-3000}" \
       --launch-count "${COUNT:-2000}" "$bin/measure-gpu" --step "${model%:*}" --sequences "${model##*:}" \
-      --no-cuda-graphs >"$out/kernels-$name.csv" 2>"$out/kernels-$name.log"
+      --cuda-graphs never >"$out/kernels-$name.csv" 2>"$out/kernels-$name.log"
     "$python" tools/gpu_kernel_times.py "$out/kernels-$name.csv" | tee "$out/kernels-$name.txt" | head -${LINES_SHOWN:-40}
   done
 }
@@ -129,7 +130,7 @@ print(*zip(row.get("losses", []), row.get("wanted", [])), sep="\n")'
 }
 
 calibrate() {
-  timeout "${MEASURE_S:-600}" "$bin/measure-gpu" --json "$out/measured.json" --parts "${MEASURED:-memory,attention,steps,products}"
+  timeout "${MEASURE_S:-600}" "$bin/measure-gpu" ${COARSE:+--coarse} --json "$out/measured.json" --parts "${MEASURED:-memory,attention,steps,products}"
   "$bin/plan" calibrate --gpu --cluster "${CLUSTER:-dgx_h100}" --measured "$out/measured.json" \
     --steps "$out/predicted.json" -o "$out/cluster.yaml"
 }

@@ -40,7 +40,8 @@ TARGET = re.compile(r"`\((\.L_\w+)\)")
 
 def bytes_of(opcode):
     parts = opcode.split(".")
-    if parts[0] not in ("LDG", "STG"):
+    # LD and ST are of addresses that the compiler cannot tell apart from shared memory's.
+    if parts[0] not in ("LDG", "STG", "LD", "ST"):
         return 0
     return next((WIDTHS[part] for part in parts if part in WIDTHS), 4)
 
@@ -75,14 +76,13 @@ def where_bytes_move(code, labels):
         begin = labels.get(target)
         if opcode.startswith("BRA") and begin is not None and begin < at:
             loops.append((begin, at + 1))
-    moving = [(moved(code, loop), -(loop[1] - loop[0]), loop) for loop in loops]
-    inner = [(count, size, loop) for count, size, loop in moving if count > 0]
-    inner = [
-        entry
-        for entry in inner
-        if not any(other is not entry and entry[2][0] <= other[2][0] and other[2][1] <= entry[2][1] and other[0] * 2 > entry[0] for other in inner)
-    ]
-    return max(inner)[2] if inner else whole
+    # An outer loop counts as its inner one does where that moves most of its bytes.
+    def holds(outer, inner):
+        return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
+
+    loops = [loop for loop in loops if moved(code, loop) > 0]
+    loops = [loop for loop in loops if not any(holds(loop, inner) and 2 * moved(code, inner) > moved(code, loop) for inner in loops)]
+    return max(loops, key=lambda loop: moved(code, loop), default=whole)
 
 
 def moved(code, part):

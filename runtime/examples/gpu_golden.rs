@@ -24,7 +24,7 @@ use runtime::comm::Solo;
 use runtime::data;
 use runtime::device::Gpu;
 use runtime::state::checkpoint::{Checkpoint, TensorFile};
-use runtime::{Number, Rank, Reduction, Scalar};
+use runtime::{CudaGraphs, Number, Rank, Reduction, Scalar};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -139,7 +139,13 @@ fn train<S: Number + Stored>(gpu: &cuda::Gpu, options: &Options, row: &mut Value
     let world = Box::new(Solo::new());
     let device = Gpu::<S>::new(gpu.fork().expect("a queue"));
     let mut rank = Rank::new(&stages, world, device, Reduction::default(), 1234).unwrap();
-    rank.replay_steps(options.launched.then_some("--launched"));
+    rank.replay_steps(
+        match options.launched {
+            true => CudaGraphs::Never,
+            false => CudaGraphs::Always,
+        },
+        None,
+    );
     rank.load(&Checkpoint::open(&options.folder).unwrap()).unwrap();
     let expected = common::expected(options.folder.to_str().expect("a path in UTF-8"));
     let lr = expected["lr"].as_f64().unwrap_or(1e-3);

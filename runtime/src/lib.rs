@@ -73,7 +73,7 @@ pub use spec::{OptimizerMemory, Prediction, Reduction, TrainerSpec};
 pub use state::buffer::{Buffer, Pool, Pools, WideBuffer};
 pub use state::shards::Zero;
 pub use step::executor::{Outcome, PassTiming};
-pub use step::graph_replay::Replays;
+pub use step::graph_replay::{CudaGraphs, Replays};
 pub use step::reduce::ReductionSpan;
 pub use step_time::StepTime;
 pub use trainer::lr_schedule::{LrSchedule, LrShape};

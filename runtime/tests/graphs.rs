@@ -11,6 +11,7 @@ use models::decisions::Vocab;
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
 use models::schedule::ScheduleName;
+use runtime::CudaGraphs;
 use runtime::Interrupt;
 use runtime::comm::{Communicator, NcclComm, Options, Solo, Traffic, run_ranks};
 use runtime::data::{Sample, Samples};
@@ -83,7 +84,7 @@ fn train(
     let stats = world.stats().clone();
     let stages = Direct::new(program);
     let mut rank = Rank::new(&stages, world, device, split.reduction, 1234).unwrap();
-    rank.replay_steps(refused);
+    rank.replay_steps(CudaGraphs::Always, refused);
     rank.load(&Checkpoint::open(&common::golden(case)).unwrap()).unwrap();
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
@@ -178,7 +179,7 @@ fn who_replays_nothing_says_why() {
     let (case, split) = ("llama_gqa", Split::default());
     let program = split.program(&model(case));
     let why = |rank: &mut Rank<'_, Gpu<f32>>| {
-        rank.replay_steps(None);
+        rank.replay_steps(CudaGraphs::Always, None);
         rank.replays().why_not.unwrap_or_default()
     };
     let machine = machine();
@@ -195,7 +196,7 @@ fn who_replays_nothing_says_why() {
     assert!(why(&mut rank).contains("post-validation"));
     let stages = Direct::new(&program);
     let mut rank = Rank::new(&stages, alone(), Host::<f32>::serial(), split.reduction, 1).unwrap();
-    rank.replay_steps(None);
+    rank.replay_steps(CudaGraphs::Always, None);
     assert_eq!(rank.replays().why_not.unwrap(), "the rank is on a processor");
 
     let shared = Split { dp: 2, micro_batch: 4, ..split };
@@ -204,7 +205,7 @@ fn who_replays_nothing_says_why() {
         let device = Gpu::<f32>::new(one.fork().unwrap());
         let stages = Direct::new(&program);
         let mut rank = Rank::new(&stages, world, device, shared.reduction, 1).unwrap();
-        rank.replay_steps(None);
+        rank.replay_steps(CudaGraphs::Always, None);
         rank.replays().why_not
     }) {
         assert_eq!(said.unwrap(), "ranks share the GPU");
@@ -242,11 +243,11 @@ fn trained_by_flags(folder: &Path, flags: &[&str]) -> (Vec<Value>, Value) {
 fn steps_are_replayed_unless_that_is_refused() {
     let folder = std::env::temp_dir().join(format!("meshwright-graphs-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let (losses, said) = trained_by_flags(&folder, &[]);
+    let (losses, said) = trained_by_flags(&folder, &["--cuda-graphs=always"]);
     assert_eq!((losses.len(), &said["replayed_steps"]), (4, &Value::from(2)), "{said}");
     assert!(said["why_not"].is_null());
     let trace = format!("--trace={}", folder.join("trace").display());
-    for flag in ["--no-cuda-graphs", &trace] {
+    for flag in ["--cuda-graphs=never", &trace] {
         let (launcher, said) = trained_by_flags(&folder, &[flag]);
         assert_eq!((&launcher, &said["replayed_steps"]), (&losses, &Value::from(0)));
         let why = said["why_not"].as_str().unwrap();

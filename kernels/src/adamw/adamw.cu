@@ -26,8 +26,9 @@ struct Factors {
   float rest1, rest2;    // 1 - beta1, 1 - beta2, which would lose digits if computed in f32
 };
 
-// Elements of a chunk, which a block updates.
-#define CHUNK 4096
+// Elements of a chunk, which a block updates. They are many, so that few multiprocessors touch a
+// page of memory: each would miss it in its TLB.
+#define CHUNK 65536
 
 __device__ __forceinline__ float updated(const Factors& f, float keep, float w, float g, float& m, float& v) {
   g *= f.gradient_scale;
@@ -56,6 +57,14 @@ __device__ __forceinline__ void update_four(const Tensor& t, const Factors& f, f
   if (t.copy != nullptr) *reinterpret_cast<Copies*>(t.copy + at) = copies;
 }
 
+// Tells the compiler that an address from the table is of device memory.
+template <typename T>
+__device__ __forceinline__ void in_device_memory(const T* at) {
+#ifndef CUDA_ON_CPU
+  __builtin_assume(__isGlobal(at));
+#endif
+}
+
 // A block for each chunk: chunk c is of the last tensor whose first chunk is at most c.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adamw_update(const Tensor* __restrict__ tensors, const u32* __restrict__ first_chunks, int count,
@@ -66,6 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (first_chunks[middle] <= blockIdx.x) here = middle; else above = middle;
   }
   const Tensor t = tensors[here];
+  in_device_memory(t.to);
+  in_device_memory(t.w);
+  in_device_memory(t.g);
+  in_device_memory(t.m);
+  in_device_memory(t.v);
+  if (t.copy != nullptr) in_device_memory(t.copy);
   const Factors f = *factors;
   const float keep = 1.0f - f.lr * t.decay;
   const u64 begin = static_cast<u64>(blockIdx.x - first_chunks[here]) * CHUNK;

@@ -49,7 +49,7 @@ pub struct Proposal<'a, S> {
 type Row = [u64; 8];
 
 /// Elements of a chunk, which a block updates: the kernel's `CHUNK`.
-const CHUNK: u64 = 4096;
+const CHUNK: u64 = 65_536;
 
 /// The module.
 #[must_use]

@@ -434,6 +434,34 @@ impl Bench<'_> {
             }
             adamw::cuda::update(gpu, &step, &mut parameters)
         })?;
+        drop((w, m, v, copy));
+        // As large as a model, so that no page's address is known from the launch before.
+        let large = 1 << 30;
+        let [mut w, g, mut m, mut v] =
+            [self.zeros::<f32>(large)?, self.zeros(large)?, self.zeros(large)?, self.zeros(large)?];
+        let mut copy = self.zeros::<bf16>(large)?;
+        let floor = adamw::cuda::floor(large, Some(Storage::Bf16));
+        self.moves("AdamW with bf16 copies", "one tensor of 2^30", floor, || {
+            let parameter = adamw::cuda::Parameter {
+                w: w.view_mut(),
+                g: g.view(),
+                m: m.view_mut(),
+                v: v.view_mut(),
+                copy: Some(copy.view_mut()),
+                decay: 0.1,
+            };
+            adamw::cuda::update(gpu, &step, &mut [parameter])
+        })?;
+        let floor = elementwise::cuda::floor(large, &[Storage::F32]);
+        let mut total = gpu.zeros::<f64>(1)?;
+        self.moves("sum of squares", "2^30 f32", floor, || {
+            let total = total.view_mut();
+            elementwise::cuda::sum_of_squares_into(gpu, g.view(), total, Output::Overwrite)
+        })?;
+        drop((w, g, m, v, copy));
+        let mut w = self.numbers::<f32>(elements * tensors)?;
+        let g = self.numbers::<f32>(elements * tensors)?;
+        let copy = self.zeros::<bf16>(elements * tensors)?;
         let floor = elementwise::cuda::floor(elements * tensors, &[Storage::F32]);
         let mut total = gpu.zeros::<f64>(1)?;
         self.moves("sum of squares", "2^27 f32", floor, || {

@@ -157,13 +157,26 @@ __device__ __forceinline__ double block_total(double sum) {
   return sums[0];
 }
 
+// The elements that a block adds up: consecutive ones, so that few multiprocessors touch a page of
+// memory and miss it in their TLB.
+struct Segment {
+  u64 begin, end;
+};
+
+__device__ __forceinline__ Segment segment_of(u64 elements) {
+  const u64 row = THREADS * PACK, rows = (elements + row - 1) / row;
+  const u64 each = (rows + gridDim.x - 1) / gridDim.x * row, begin = blockIdx.x * each;
+  return {begin < elements ? begin : elements, begin + each < elements ? begin + each : elements};
+}
+
 // partial[gridDim.x]: each block's sum of squares of a tensor, in f64, because norms of billions of
 // elements add few large to many small ones.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_squares(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
   double sum = 0.0;
-  const u64 stride = static_cast<u64>(gridDim.x) * THREADS * PACK;
-  for (u64 at = pack_start(); at < elements; at += stride) {
+  const Segment own = segment_of(elements);
+#pragma unroll 4
+  for (u64 at = own.begin + threadIdx.x * PACK; at < own.end; at += THREADS * PACK) {
     float v[PACK];
     load(x + at, v);
 #pragma unroll
@@ -177,8 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_sum(const stored* __restrict__ x, double* __restrict__ partial, u64 elements) {
   double sum = 0.0;
-  const u64 stride = static_cast<u64>(gridDim.x) * THREADS * PACK;
-  for (u64 at = pack_start(); at < elements; at += stride) {
+  const Segment own = segment_of(elements);
+#pragma unroll 4
+  for (u64 at = own.begin + threadIdx.x * PACK; at < own.end; at += THREADS * PACK) {
     float v[PACK];
     load(x + at, v);
 #pragma unroll

@@ -67,20 +67,19 @@ pub fn backward<S: Stored>(
     let module = module(S::STORAGE, embedding, pack(S::STORAGE, embedding.columns, &tensors));
     let [first, rows] = range(embedding);
     let tokens = embedding.tokens;
-    let (mut next, mut earlier) = (gpu.memory::<u32>(tokens)?, gpu.memory::<u32>(tokens)?);
-    gpu.ones(next.view_mut())?;
-    gpu.zero(earlier.view_mut())?;
-    let (next, earlier) = (next.view(), earlier.view());
+    let mut both = gpu.memory::<u32>(2 * tokens)?;
+    gpu.ones(both.view_mut())?;
+    let (next, first_of_id) = (both.slice(..tokens), both.slice(tokens..));
     // Parts of the tokens, so that few tokens keep a large GPU busy too.
-    const PARTS: usize = 8;
-    let chain = vec![ids.argument(), next.argument(), earlier.argument(), int(tokens)];
+    const PARTS: usize = 16;
+    let chain = vec![ids.argument(), next.argument(), first_of_id.argument(), int(tokens)];
     let grid = [blocks(tokens, THREADS), PARTS];
     gpu.launch(&of_tokens(S::STORAGE, embedding).launch("embedding_chain", grid, chain))?;
     let across = blocks(embedding.columns, module.threads() * module.constants().pack);
     let arguments = vec![
         ids.argument(),
         next.argument(),
-        earlier.argument(),
+        first_of_id.argument(),
         dout.argument(),
         dtable.argument(),
         first,

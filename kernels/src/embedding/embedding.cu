@@ -28,10 +28,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #define NONE 0xffffffffu
 
-// next[tokens], filled with NONE before; earlier[tokens], filled with 0. Grid: tokens, parts of the
+// next[tokens] and first[tokens] are filled with NONE before; first is 0 where an earlier token has
+// the id. Grid: tokens, parts of the
 // tokens they are compared with.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embedding_chain(const long long* __restrict__ ids, u32* __restrict__ next, u32* __restrict__ earlier, int tokens) {
+    embedding_chain(const long long* __restrict__ ids, u32* __restrict__ next, u32* __restrict__ first, int tokens) {
   alignas(16) __shared__ int tile[THREADS];
   const u32 own = blockIdx.x * THREADS + threadIdx.x, all = tokens;
   const int id = own < all ? static_cast<int>(ids[own]) : -1;
@@ -43,12 +44,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     tile[threadIdx.x] = token < all ? static_cast<int>(ids[token]) : -2;
     __syncthreads();
     // Few tokens share an id: eight at a time, and one by one only where one of them does.
-    for (u32 first = 0; first < THREADS; first += 8) {
+    for (u32 group = 0; group < THREADS; group += 8) {
       bool any = false;
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i) any |= tile[first + i] == id;
+      for (u32 i = 0; i < 8; ++i) any |= tile[group + i] == id;
       if (!any) continue;
-      for (u32 i = first; i < first + 8; ++i) {
+      for (u32 i = group; i < group + 8; ++i) {
         if (tile[i] != id) continue;
         if (start + i < own) before = true;
         if (start + i > own && start + i < after) after = start + i;
@@ -56,18 +57,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   if (own >= all) return;
-  if (before) earlier[own] = 1;
+  if (before) first[own] = 0;
   if (after != NONE) atomicMin(next + own, after);
 }
 
 // dtable[ids - first_row] += SCALE dout. Grid: tokens, blocks of columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_backward(const long long* __restrict__ ids, const u32* __restrict__ next,
-                       const u32* __restrict__ earlier, const stored* __restrict__ dout, float* __restrict__ dtable,
+                       const u32* __restrict__ first, const stored* __restrict__ dout, float* __restrict__ dtable,
                        long long first_row, long long rows) {
   const long long row = ids[blockIdx.x] - first_row;
   const int column = (blockIdx.y * THREADS + threadIdx.x) * PACK;
-  if (earlier[blockIdx.x] || row < 0 || row >= rows || column >= COLUMNS) return;
+  if (!first[blockIdx.x] || row < 0 || row >= rows || column >= COLUMNS) return;
   float* to = dtable + static_cast<u64>(row) * COLUMNS + column;
   Packed<float> sum = *reinterpret_cast<const Packed<float>*>(to);
   for (u32 at = blockIdx.x; at != NONE;) {

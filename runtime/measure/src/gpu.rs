@@ -10,9 +10,9 @@ use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
 use kernels::{Output, elementwise};
 use models::cluster::{CollectiveKind, Dtype, Moved};
-use runtime::Error;
 use runtime::comm::{CommError, Op, Options, Solo, run_ranks};
 use runtime::device::{DeviceError, DeviceGroup, Gpu as Device, Space};
+use runtime::{CudaGraphs, Error};
 use std::time::Instant;
 
 /// Measures a GPU.
@@ -26,8 +26,8 @@ pub struct GpuBench {
     rounds: usize,
     /// Timed steps of each training, after two warm-up steps.
     steps: usize,
-    /// Why steps must not be replayed.
-    refused: Option<&'static str>,
+    /// When steps are replayed.
+    graphs: CudaGraphs,
     /// Duration of sustained load, seconds.
     load_s: f64,
     bf16: Option<Operands<bf16>>,
@@ -59,7 +59,7 @@ impl GpuBench {
             round_s,
             rounds,
             steps,
-            refused: None,
+            graphs: CudaGraphs::default(),
             load_s,
             bf16: None,
             f32: None,
@@ -72,10 +72,10 @@ impl GpuBench {
         Self { round_s: 0.0, rounds: 1, steps: 1, load_s: 0.0, ..self }
     }
 
-    /// The same bench with steps launched kernel by kernel instead of replayed as CUDA graphs.
+    /// The same bench with steps replayed as CUDA graphs when this says so.
     #[must_use]
-    pub fn without_graphs(self) -> Self {
-        Self { refused: Some("--no-cuda-graphs"), ..self }
+    pub fn with_graphs(self, graphs: CudaGraphs) -> Self {
+        Self { graphs, ..self }
     }
 
     /// Time of one `work` in the fastest round.
@@ -344,7 +344,7 @@ impl Bench for GpuBench {
         let program = program_of(model, global_batch, 1, 1)?;
         let queue = (self.open)().map_err(failed)?;
         let device = Device::<bf16>::new(queue.clone());
-        let mut step = training(&program, Box::new(Solo::new()), device, self.refused)?;
+        let mut step = training(&program, Box::new(Solo::new()), device, self.graphs)?;
         let mut timed = || -> Result<f64, Error> {
             queue.synchronize().map_err(failed)?;
             let begin = Instant::now();

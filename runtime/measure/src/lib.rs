@@ -100,6 +100,17 @@ impl Sweep {
         }
     }
 
+    /// The same with fewer sizes, for a GPU that is at hand for a minute.
+    #[must_use]
+    pub fn coarse(ranks: usize) -> Self {
+        let sizes = (9..15).map(|n| 1 << n).collect();
+        Self {
+            products: vec![(Dtype::Bf16, sizes), (Dtype::F32, vec![1024, 4096])],
+            sequences: vec![1024, 4096, 16_384],
+            ..Self::full(ranks)
+        }
+    }
+
     /// A tiny sweep of each part, for a dry run.
     #[must_use]
     pub fn small(ranks: usize) -> Self {

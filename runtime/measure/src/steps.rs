@@ -14,7 +14,7 @@ use runtime::comm::Communicator;
 use runtime::data::{Sample, Samples};
 use runtime::device::Device;
 use runtime::stages::Stages;
-use runtime::{Optimizer, Rank, Reduction};
+use runtime::{CudaGraphs, Optimizer, Rank, Reduction};
 use std::fmt::Display;
 
 /// Arbitrary tokens.
@@ -88,8 +88,7 @@ fn program(model: &ModelSpec, tp: usize, dp: usize) -> Result<Program, Error> {
     })
 }
 
-/// A rank that trains one step a call. Steps are replayed ([`Rank::replay_steps`]) unless `refused`
-/// gives a reason against it.
+/// A rank that trains one step a call, replayed where [`Rank::replay_steps`] allows it.
 ///
 /// # Errors
 /// Those of [`Rank::new`]; each step returns its own.
@@ -97,10 +96,10 @@ pub fn training<'a, D: Device + 'a>(
     trained: &'a Direct,
     world: Box<dyn Communicator>,
     device: D,
-    refused: Option<&'static str>,
+    when: CudaGraphs,
 ) -> Result<impl FnMut() -> Result<(), Error> + 'a, Error> {
     let mut rank = Rank::new(trained, world, device, Reduction::default(), 1)?;
-    rank.replay_steps(refused);
+    rank.replay_steps(when, None);
     rank.initialise()?;
     let spec = Stages::<D>::spec(trained);
     let samples = Noise { seq_len: spec.seq_len, vocab: spec.vocab_size as u64 };

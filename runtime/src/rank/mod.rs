@@ -8,7 +8,7 @@ mod sums;
 
 pub use state::Optimizer;
 
-use crate::comm::{CommError, Communicator};
+use crate::comm::{CommError, Communicator, Op};
 use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
@@ -24,7 +24,7 @@ use crate::state::params::{ByDivision, Declaration, Gradient, HeldParameter, Inv
 use crate::state::shards::Shards;
 use crate::state::weights::Weights;
 use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOverPipeline};
-use crate::step::graph_replay::{GraphReplay, LaunchedStep, Replays};
+use crate::step::graph_replay::{CudaGraphs, GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, ReductionSpan};
 use crate::step_time::StepTime;
 use batches::{StepInputs, positions};
@@ -33,7 +33,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sums::{Losses, root};
 
 /// Result of a step's gradients, the same on all ranks.
@@ -220,7 +220,7 @@ impl<'a, D: Device> Rank<'a, D> {
 
     /// Replays steps as a CUDA graph if device, ranks and spec allow it and `refused` gives no
     /// reason against it. All ranks decide alike.
-    pub fn replay_steps(&mut self, refused: Option<&'static str>) {
+    pub fn replay_steps(&mut self, when: CudaGraphs, refused: Option<&'static str>) {
         let Fixed { spec, groups, device, .. } = &self.fixed;
         let chooses = "experts are chosen on the host";
         let decides = "optimizer post-validation decides on the host within a step";
@@ -229,7 +229,7 @@ impl<'a, D: Device> Rank<'a, D> {
             .or_else(|| groups.world.not_recordable())
             .or(spec.post_validation.then_some(decides))
             .or(spec.experts.map(|_| chooses));
-        self.graph_replay.set(why_not);
+        self.graph_replay.set(when, why_not);
     }
 
     /// How many steps were replayed so far.
@@ -294,6 +294,7 @@ impl<'a, D: Device> Rank<'a, D> {
         observer: Option<LossObserver<'_, D::Wide>>,
     ) -> Result<StepResult, Error> {
         let Self { fixed, state, gradients, inputs, graph_replay, .. } = self;
+        let begin = Instant::now();
         let valid_tokens = inputs.take(fixed, samples, step)?;
         let weights = &state.weights;
         let done = match observer {
@@ -309,6 +310,11 @@ impl<'a, D: Device> Rank<'a, D> {
         let norm = root(fixed.start_norm(&done.squares)?)?;
         let outcome = Outcome { loss_sum, ..done.outcome.clone() };
         let (Losses { mean: loss, aux: aux_loss }, reductions) = (losses, done.reductions.clone());
+        if let Some(share) = graph_replay.launch_share(begin.elapsed().as_secs_f64()) {
+            let mut largest = [share];
+            fixed.groups.world.all_reduce(&mut largest, Op::Max)?;
+            graph_replay.decide(largest[0]);
+        }
         Ok(StepResult { loss, aux_loss, valid_tokens, norm, outcome, reductions })
     }
 

@@ -14,6 +14,23 @@ use crate::state::params::ByDivision;
 use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
+use std::time::Instant;
+
+/// When steps are replayed as a CUDA graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CudaGraphs {
+    /// Where the host takes long to launch a step
+    #[default]
+    Auto,
+    /// Wherever a step can be recorded
+    Always,
+    /// Nowhere
+    Never,
+}
+
+/// Share of a step's time that the host may take to launch it. Below, a replay saves nothing: the
+/// host is far ahead of the GPU, which runs the same kernels either way.
+const LAUNCH_SHARE: f64 = 0.5;
 
 /// Steps launched before one is recorded. By then kernels are compiled, matrix-product algorithms
 /// chosen, memory allocated and ranks connected.
@@ -50,6 +67,10 @@ pub(crate) struct GraphReplay<D: Space> {
     /// Traffic of one replayed step.
     sent: Traffic,
     why_not: Option<&'static str>,
+    /// Whether it still has to be seen if the host takes long.
+    undecided: bool,
+    /// Seconds that the host took to launch the last step.
+    launch_s: f64,
     launched: u64,
     replayed: u64,
 }
@@ -61,14 +82,32 @@ impl<D: Device> GraphReplay<D> {
             done: None,
             sent: Traffic::new(),
             why_not: Some("nobody asked for it"),
+            undecided: false,
+            launch_s: 0.0,
             launched: 0,
             replayed: 0,
         }
     }
 
     /// Replays later steps, unless `why_not` gives a reason against it.
-    pub fn set(&mut self, why_not: Option<&'static str>) {
-        self.why_not = why_not;
+    pub fn set(&mut self, when: CudaGraphs, why_not: Option<&'static str>) {
+        let never = (when == CudaGraphs::Never).then_some("--cuda-graphs never");
+        self.why_not = never.or(why_not);
+        self.undecided = self.why_not.is_none() && when == CudaGraphs::Auto;
+    }
+
+    /// Share of a step of `step_s` that the host took to launch it, once, after the last step
+    /// before one would be recorded: for all ranks to agree on the largest.
+    pub fn launch_share(&self, step_s: f64) -> Option<f64> {
+        (self.undecided && self.launched == WARM_UP).then_some(self.launch_s / step_s)
+    }
+
+    /// Decides by the largest share of all ranks.
+    pub fn decide(&mut self, launch_share: f64) {
+        self.undecided = false;
+        if launch_share < LAUNCH_SHARE {
+            self.why_not = Some("the host launches a step in less than half its time");
+        }
     }
 
     pub fn replays(&self) -> Replays {
@@ -84,7 +123,10 @@ impl<D: Device> GraphReplay<D> {
     ) -> Result<&LaunchedStep<D>, Error> {
         self.recording = None;
         self.launched += 1;
-        Ok(self.done.insert(launch()?))
+        let begin = Instant::now();
+        let done = launch()?;
+        self.launch_s = begin.elapsed().as_secs_f64();
+        Ok(self.done.insert(done))
     }
 
     /// Runs a step that `launch` would launch: launches, records or replays it.
@@ -117,7 +159,7 @@ impl<D: Device> GraphReplay<D> {
         launch: impl FnOnce() -> Result<LaunchedStep<D>, Error>,
     ) -> Result<(), Error> {
         let failed = |DeviceError(what): DeviceError| {
-            let valid = "without this, steps run one by one: --no-cuda-graphs";
+            let valid = "without this, steps run one by one: --cuda-graphs never";
             CommError::from(DeviceError(format!("a step cannot be recorded: {what}; {valid}")))
         };
         device.start_recording().map_err(failed)?;
@@ -132,5 +174,49 @@ impl<D: Device> GraphReplay<D> {
         self.recording = Some(recording?);
         self.sent = since(&before, &groups.world.stats().traffic());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Host;
+    use crate::step::executor::Outcome;
+    use std::time::Duration;
+
+    fn launched(host_s: f64) -> GraphReplay<Host<f32>> {
+        let mut replay = GraphReplay::new();
+        replay.set(CudaGraphs::Auto, None);
+        for _ in 0..WARM_UP {
+            assert_eq!(replay.launch_share(1.0), None, "not before the last step");
+            let step = || {
+                std::thread::sleep(Duration::from_secs_f64(host_s));
+                let squares = ByDivision::each(|_| 0.0);
+                Ok(LaunchedStep {
+                    outcome: Outcome::default(),
+                    loss: 0.0,
+                    squares,
+                    reductions: vec![],
+                })
+            };
+            replay.launch(step).unwrap();
+        }
+        replay
+    }
+
+    #[test]
+    fn steps_are_replayed_where_the_host_is_slow() {
+        let mut slow = launched(0.02);
+        let share = slow.launch_share(0.021).unwrap();
+        slow.decide(share);
+        assert_eq!(slow.why_not, None);
+        assert_eq!(slow.launch_share(0.021), None, "decided once");
+        let mut fast = launched(0.0);
+        let share = fast.launch_share(0.5).unwrap();
+        fast.decide(share);
+        assert_eq!(fast.why_not, Some("the host launches a step in less than half its time"));
+        let mut never = GraphReplay::<Host<f32>>::new();
+        never.set(CudaGraphs::Never, None);
+        assert_eq!(never.replays().why_not.unwrap(), "--cuda-graphs never");
     }
 }

@@ -119,7 +119,7 @@ fn settings<S>(job: Job<'_, S>) -> Vec<(String, String)> {
         rank_report,
         trace,
         gpu,
-        no_cuda_graphs,
+        cuda_graphs,
         // Only rank 0 uses it.
         metrics: _,
         // May differ between processes.
@@ -153,7 +153,7 @@ fn settings<S>(job: Job<'_, S>) -> Vec<(String, String)> {
         ("--rank-report", given(rank_report).to_owned()),
         ("--trace", given(trace).to_owned()),
         ("--gpu", if gpu.is_some() { "given" } else { "not given" }.to_owned()),
-        ("--no-cuda-graphs", no_cuda_graphs.to_string()),
+        ("--cuda-graphs", format!("{cuda_graphs:?}").to_lowercase()),
     ]
     .map(|(what, value)| (what.to_owned(), value))
     .to_vec()

@@ -4,6 +4,7 @@ use super::lr_schedule::LrShape;
 use crate::comm::Options;
 use crate::error::Error;
 use crate::rank::Optimizer;
+use crate::step::graph_replay::CudaGraphs;
 use clap::Parser;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,10 +85,9 @@ pub struct Flags {
     /// Nothing is encrypted: use a network whose machines you trust.
     #[arg(long, value_name = "HOST:PORT|FILE")]
     pub rendezvous: Option<String>,
-    /// On a GPU, launch every step kernel by kernel, even if it could be replayed as a CUDA
-    /// graph.
-    #[arg(long)]
-    pub no_cuda_graphs: bool,
+    /// On a GPU, when steps are replayed as a CUDA graph instead of launched kernel by kernel.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub cuda_graphs: CudaGraphs,
     /// Seconds without news of a rank before the others give up; also how long the first Ctrl-C or
     /// SIGTERM waits for the end of a step.
     #[arg(long, default_value_t = 600)]
@@ -124,7 +124,7 @@ impl Flags {
     pub(super) fn refuse_graphs(&self) -> Option<&'static str> {
         let traced = self.trace.is_some().then_some("--trace shows when each pass is launched");
         let packed = self.document_end.is_some().then_some("with --document-end steps differ");
-        self.no_cuda_graphs.then_some("--no-cuda-graphs").or(traced).or(packed)
+        traced.or(packed)
     }
 
     pub(super) fn optimizer(&self) -> Optimizer {

@@ -262,7 +262,7 @@ fn train_rank<D: Device, S: Stages<D>>(
 ) -> Result<(), Error> {
     let Job { stages, spec, flags, interrupt, ranks_in_process } = job;
     let mut rank = Rank::new(stages, world, device, spec.reduction, flags.seed)?;
-    rank.replay_steps(flags.refuse_graphs());
+    rank.replay_steps(flags.cuda_graphs, flags.refuse_graphs());
     let run = Run { spec, flags, interrupt, ranks_in_process };
     let ended = TrainingRun::new(run, &mut rank).and_then(TrainingRun::train);
     ended.map_err(|Failure { error, together }| {

@@ -7,6 +7,7 @@
 use clap::Parser;
 use measure::{Bench, BenchPart, GpuBench, Sweep, measure};
 use models::cluster::MeasuredGpu;
+use runtime::CudaGraphs;
 use runtime::kernels::cuda::Gpu;
 use runtime::models;
 use std::fmt::Display;
@@ -34,15 +35,18 @@ struct Flags {
     /// Ranks that share the GPU in collectives; 1 measures none
     #[arg(long, default_value_t = 1)]
     ranks: usize,
+    /// Fewer sizes: a minute instead of several
+    #[arg(long)]
+    coarse: bool,
     /// Times the training step of this name alone, and prints its seconds
     #[arg(long)]
     step: Option<String>,
     /// Sequences of that step, in place of its own
     #[arg(long, requires = "step")]
     sequences: Option<u64>,
-    /// Steps are launched kernel by kernel, not replayed as CUDA graphs
-    #[arg(long)]
-    no_cuda_graphs: bool,
+    /// When steps are replayed as CUDA graphs instead of launched kernel by kernel
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    cuda_graphs: CudaGraphs,
 }
 
 fn main() -> ExitCode {
@@ -68,7 +72,7 @@ fn text<E: Display>(error: E) -> String {
 fn bench(flags: &Flags) -> Result<GpuBench, String> {
     let number = flags.gpu;
     let bench = GpuBench::new(move || Gpu::open(number)).map_err(text)?;
-    Ok(if flags.no_cuda_graphs { bench.without_graphs() } else { bench })
+    Ok(bench.with_graphs(flags.cuda_graphs))
 }
 
 fn all(flags: &Flags) -> Result<(), String> {
@@ -86,7 +90,7 @@ fn all(flags: &Flags) -> Result<(), String> {
     measured.versions.clone_from(&device.versions);
     measured.multiprocessors = device.multiprocessors as u64;
     measured.memory_bytes = device.memory_bytes as f64;
-    let sweep = Sweep::full(flags.ranks);
+    let sweep = if flags.coarse { Sweep::coarse } else { Sweep::full }(flags.ranks);
     for &part in &flags.parts {
         let start = Instant::now();
         // Each part opens the GPU anew, which frees the memory of the part before.

@@ -16,7 +16,7 @@ use kernels::{Cpu, Output, Real, elementwise};
 use measure::{program_of, training};
 use models::cluster::{Core, Dtype, Exchange, Measured, Moved, Product, Step, Updated};
 use runtime::comm::{CommError, Communicator, Op, Options, run_ranks};
-use runtime::{Error, Host, kernels, models};
+use runtime::{CudaGraphs, Error, Host, kernels, models};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -329,7 +329,7 @@ fn step_s(clock: &Clock<'_>, step: &Step) -> Result<f64, Error> {
         return clock.middle_s(|| Ok::<(), Error>(()));
     }
     let cpu = Cpu::new(clock.cpu.threads() * clock.world.size() / step.ranks as usize)?;
-    clock.middle_s(training(&program, group, Host::<f32>::new(cpu), None)?)
+    clock.middle_s(training(&program, group, Host::<f32>::new(cpu), CudaGraphs::Never)?)
 }
 
 /// Total memory, from Linux's /proc/meminfo.
