@@ -3,7 +3,9 @@
 //!
 //! It detects errors that a GPU would not report: arguments of the wrong type, addresses outside
 //! any allocation, writes past an allocation's ends, and threads that wait for ever. A misaligned
-//! pack ends the process, as it would end a GPU's context.
+//! pack ends the process, as it would end a GPU's context. One that checks ([`CpuEmulator::checking`])
+//! looks at every access to memory: races in shared memory, reads of shared memory that nobody
+//! wrote, and accesses beside shared arrays and allocations. It is many times slower.
 #![allow(unsafe_code)] // freshly compiled code, and memory by address
 
 use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
@@ -13,7 +15,7 @@ use half::bf16;
 use libloading::Library;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint};
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,8 +26,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Guard bytes before and after each allocation, checked after each launch.
-const GUARD: usize = 256;
+const GUARD: usize = 1024;
 const GUARDED: u8 = 0xa5;
+
+/// Bytes that an allocation's address is a multiple of.
+const ALIGNMENT: usize = 256;
 
 /// The emulator. Clones are the same device; it does one thing at a time.
 #[derive(Clone, Debug)]
@@ -33,11 +38,14 @@ pub struct CpuEmulator {
     properties: Arc<Properties>,
     state: Arc<Mutex<State>>,
     folder: Arc<PathBuf>,
+    checks: bool,
+    /// What is replaced in sources, and by what.
+    planted: Option<Arc<(String, String)>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    libraries: HashMap<String, Library>,
+    libraries: HashMap<String, Loaded>,
     allocations: BTreeMap<u64, usize>,
 }
 
@@ -61,7 +69,47 @@ impl CpuEmulator {
             properties: Arc::new(properties),
             state: Arc::default(),
             folder: Arc::new(folder.to_path_buf()),
+            checks: false,
+            planted: None,
         })
+    }
+
+    /// The same, looking at every access to memory.
+    #[must_use]
+    pub fn checking(self) -> Self {
+        Self { checks: true, ..self }
+    }
+
+    /// The same with a deliberate bug: each `from` in a source is replaced by `to`, to see what the
+    /// emulator notices.
+    #[must_use]
+    pub fn with_planted(self, from: &str, to: &str) -> Self {
+        Self { planted: Some(Arc::new((from.to_owned(), to.to_owned()))), ..self }
+    }
+
+    /// The complete program, with an entry point for each kernel.
+    fn text(&self, source: Source, constants: &CompileConstants) -> String {
+        let mut program = program(source, constants);
+        if let Some(planted) = &self.planted {
+            program = program.replace(&planted.0, &planted.1);
+        }
+        if self.checks {
+            program = program.lines().map(with_seen_arrays).collect();
+        }
+        // In a namespace of its own shared arrays, also of templates, belong to this file alone, and
+        // so can lie in one section.
+        let checked = if self.checks { "#define CHECKED\n" } else { "" };
+        let header = include_str!("cpu_emulator.h");
+        let mut text = format!("{checked}{header}\nnamespace {{\n{program}\n}}\n");
+        for kernel in source.kernels() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
+                 unsigned threads) {{ return emulator::call({kernel}, letters, bits, x, y, threads); }}"
+            );
+        }
+        text
     }
 
     fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
@@ -73,23 +121,85 @@ fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
     GpuError::Call { call, what: what.to_string() }
 }
 
-/// The complete program, with an entry point for each kernel.
-fn text(source: Source, constants: &CompileConstants) -> String {
-    let mut text = include_str!("cpu_emulator.h").to_owned() + &program(source, constants);
-    for kernel in source.kernels() {
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
-             unsigned threads) {{ return emulator::call({kernel}, letters, bits, x, y, threads); }}"
-        );
+/// The names of the shared arrays that a line of a source declares.
+fn arrays_of(line: &str) -> Vec<&str> {
+    let Some((_, declared)) = line.split_once("__shared__ ") else { return Vec::new() };
+    let declared = declared.split(';').next().unwrap_or_default();
+    let mut depth = 0;
+    let declarators = declared.split(|c: char| {
+        depth += i32::from("([".contains(c)) - i32::from(")]".contains(c));
+        c == ',' && depth == 0
+    });
+    declarators.filter_map(|of| of.split('[').next()?.split_whitespace().last()).collect()
+}
+
+/// A line of a source. Where it declares shared arrays, their addresses are taken: the compiler
+/// instruments no access to a variable whose address nobody takes.
+fn with_seen_arrays(line: &str) -> String {
+    let seen = arrays_of(line).into_iter().map(|name| format!(" emulator::seen(&{name});"));
+    format!("{line}{}\n", seen.collect::<String>())
+}
+
+/// A compiled source.
+#[derive(Debug)]
+struct Loaded {
+    library: Library,
+    /// Its shared arrays in memory, sorted. Empty unless it checks.
+    arrays: Vec<Span>,
+}
+
+/// A range of addresses, as the emulator's header has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Span {
+    begin: u64,
+    end: u64,
+}
+
+type Tell = unsafe extern "C" fn(*const Span, c_uint, *const Span, c_uint, u64);
+type Said = unsafe extern "C" fn() -> *const c_char;
+
+/// Runs a compiler or a tool of its, and returns what it wrote.
+fn tool(name: &str, arguments: &[&OsStr]) -> Result<String, GpuError> {
+    let done = Command::new(name).args(arguments).output();
+    let done = done.map_err(|error| failed("c++", &format!("{name}: {error}")))?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => Err(GpuError::Compile(String::from_utf8_lossy(&done.stderr).into_owned())),
     }
-    text
+}
+
+/// The shared arrays of a library that checks, from its symbols: those whose mangled names end with
+/// the name of one.
+fn shared_arrays(library: &Library, built: &Path, text: &str) -> Result<Vec<Span>, GpuError> {
+    let symbols = tool("nm", &["-S".as_ref(), built.as_os_str()])?;
+    let program = text.lines().filter(|line| !line.starts_with("#define"));
+    let endings = program.flat_map(arrays_of).map(|name| format!("E{}{name}", name.len()));
+    let endings: Vec<String> = endings.collect();
+    let number = |word: &str| u64::from_str_radix(word, 16).ok();
+    let (mut sized, mut base) = (Vec::new(), 0);
+    for line in symbols.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [at, _, _, "emulator_base"] => base = number(at).unwrap_or(0),
+            [at, bytes, _, name] if endings.iter().any(|ending| name.ends_with(ending)) => {
+                sized.extend(number(at).zip(number(bytes)));
+            }
+            _ => {}
+        }
+    }
+    // SAFETY: the header declares it.
+    let here = unsafe { library.get::<*const u8>(b"emulator_base\0") };
+    let here = *here.map_err(|error| failed("dlsym", &error))? as u64;
+    let moved = |(at, bytes)| Span { begin: here - base + at, end: here - base + at + bytes };
+    let mut arrays: Vec<Span> = sized.into_iter().map(moved).collect();
+    arrays.sort_unstable();
+    Ok(arrays)
 }
 
 /// Compiles into the folder, or takes the library that is there, and loads a copy of it: libraries
 /// loaded from one file share their globals, and emulators must not.
-fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
+fn load(folder: &Path, text: &str, checks: bool) -> Result<Loaded, GpuError> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -101,25 +211,21 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     if fs::read_to_string(&source).ok().as_deref() != Some(text) || !built.exists() {
         fs::write(&main, text).map_err(|error| failed("write", &error))?;
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared"];
-        // Otherwise static variables of templates, among them shared memory, are merged across all
-        // libraries of a process.
-        let hidden = "-fvisibility=hidden";
         // A GPU faults on packs that are not aligned to their size; the CPU would not.
-        let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"];
-        let object = own.with_extension("built");
-        let done = Command::new(compiler)
-            .args(flags)
-            .arg(hidden)
-            .args(alignment)
-            .arg(&object)
-            .arg(&main)
-            .output()
-            .map_err(|error| failed("c++", &error))?;
-        if !done.status.success() {
-            return Err(GpuError::Compile(String::from_utf8_lossy(&done.stderr).into_owned()));
-        }
-        fs::rename(&object, &built).map_err(|error| failed("rename", &error))?;
+        let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];
+        // Not when linking: the header has the functions of its run-time library.
+        let accesses = checks.then_some("-fsanitize=thread");
+        let (object, linked) = (own.with_extension("o"), own.with_extension("built"));
+        let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC"];
+        let hidden = "-fvisibility=hidden";
+        let words = flags.into_iter().chain([hidden]).chain(alignment).chain(accesses);
+        let words = words.chain(["-c", "-o"]).map(OsStr::new);
+        tool(&compiler, &words.chain([object.as_ref(), main.as_ref()]).collect::<Vec<_>>())?;
+        let words = ["-shared", "-o"].map(OsStr::new);
+        let words = words.into_iter().chain([linked.as_ref(), object.as_ref()]);
+        tool(&compiler, &words.collect::<Vec<_>>())?;
+        let _ = fs::remove_file(object);
+        fs::rename(&linked, &built).map_err(|error| failed("rename", &error))?;
         fs::rename(&main, &source).map_err(|error| failed("rename", &error))?;
     }
     let copy = own.with_extension("so");
@@ -128,7 +234,9 @@ fn load(folder: &Path, text: &str) -> Result<Library, GpuError> {
     // vectors.
     let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
     let _ = fs::remove_file(copy);
-    library
+    let library = library?;
+    let arrays = if checks { shared_arrays(&library, &built, text)? } else { Vec::new() };
+    Ok(Loaded { library, arrays })
 }
 
 impl State {
@@ -176,7 +284,7 @@ impl State {
 }
 
 fn layout(bytes: usize) -> Result<Layout, GpuError> {
-    Layout::from_size_align(bytes + 2 * GUARD, GUARD).map_err(|error| failed("layout", &error))
+    Layout::from_size_align(bytes + 2 * GUARD, ALIGNMENT).map_err(|error| failed("layout", &error))
 }
 
 #[allow(clippy::cast_possible_truncation)]
@@ -245,14 +353,35 @@ impl Driver for CpuEmulator {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        let text = text(launch.source(), launch.constants());
+        let text = self.text(launch.source(), launch.constants());
         self.with(|state| {
             state.check_arguments(launch)?;
             if !state.libraries.contains_key(&text) {
-                let library = load(&self.folder, &text)?;
-                state.libraries.insert(text.clone(), library);
+                let loaded = load(&self.folder, &text, self.checks)?;
+                state.libraries.insert(text.clone(), loaded);
             }
-            let Some(library) = state.libraries.get(&text) else { return Ok(()) };
+            let Some(Loaded { library, arrays }) = state.libraries.get(&text) else {
+                return Ok(());
+            };
+            let guard = GUARD as u64;
+            let around = |(&start, &bytes): (&u64, &usize)| Span {
+                begin: start - guard,
+                end: start + bytes as u64 + guard,
+            };
+            let allocations: Vec<Span> = match self.checks {
+                true => state.allocations.iter().map(around).collect(),
+                false => Vec::new(),
+            };
+            if self.checks {
+                // SAFETY: the header declares it with this type; both lists live until the launch
+                // has ended.
+                unsafe {
+                    let tell = library.get::<Tell>(b"emulator_memory\0");
+                    let tell = tell.map_err(|error| failed("dlsym", &error))?;
+                    let (arrays_len, len) = (arrays.len() as c_uint, allocations.len() as c_uint);
+                    tell(arrays.as_ptr(), arrays_len, allocations.as_ptr(), len, guard);
+                }
+            }
             let name = CString::new(format!("call_{}", launch.kernel())).unwrap_or_default();
             // SAFETY: `text` declares it with this type.
             let call = unsafe { library.get::<Call>(name.as_bytes_with_nul()) };
@@ -270,6 +399,15 @@ impl Driver for CpuEmulator {
             match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
                 0 => state.check_guards(launch),
                 1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
+                3 => {
+                    // SAFETY: the header declares it with this type, and its text ends with 0.
+                    let said = unsafe {
+                        let said = library.get::<Said>(b"emulator_said\0");
+                        let said = said.map_err(|error| failed("dlsym", &error))?;
+                        CStr::from_ptr(said()).to_string_lossy().into_owned()
+                    };
+                    Err(failed("launch", &format!("{}: {said}", launch.kernel())))
+                }
                 _ => Err(failed("launch", &format!("threads wait for ever: {launch:?}"))),
             }
         })

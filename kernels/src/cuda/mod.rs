@@ -126,6 +126,12 @@ impl Source {
         SOURCES.iter().find(|source| source.operation == operation).copied()
     }
 
+    /// Its text, with what is in front of every source.
+    #[must_use]
+    pub fn text(&self) -> String {
+        PRELUDE.to_owned() + self.text
+    }
+
     /// Names of its kernels, in source order.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let declared = self.text.split("extern \"C\" __global__").skip(1);

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_sum(const float* __restrict__ partial, float* __restrict__ dbias, int parts) {
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
-  const float total = column_total(partial, column, COLUMNS, parts);
+  const float total = column_total(partial, column, COLUMNS, COLUMNS, parts);
   if (threadIdx.x < 32 && column < COLUMNS) dbias[column] += total;
 }
 

@@ -155,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, float* __restrict__ dbias,
                           int parts) {
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
-  const float of_w = column_total(partial, column, 2 * COLUMNS, parts);
-  const float of_bias = column_total(partial + COLUMNS, column, 2 * COLUMNS, parts);
+  const float of_w = column_total(partial, column, COLUMNS, 2 * COLUMNS, parts);
+  const float of_bias = column_total(partial + COLUMNS, column, COLUMNS, 2 * COLUMNS, parts);
   if (threadIdx.x < 32 && column < COLUMNS) {
     dw[column] += of_w;
     dbias[column] += of_bias;

@@ -123,6 +123,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, int parts) {
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
-  const float total = column_total(partial, column, COLUMNS, parts);
+  const float total = column_total(partial, column, COLUMNS, COLUMNS, parts);
   if (threadIdx.x < 32 && column < COLUMNS) dw[column] += total;
 }

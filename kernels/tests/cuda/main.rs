@@ -8,6 +8,7 @@ mod fused;
 mod graphs;
 mod interpreter;
 mod memory;
+mod planted;
 mod recording;
 
 use kernels::cuda::Gpu;
