@@ -48,8 +48,8 @@ impl Bench for Formulas {
         Ok(5e-6 + 2.0 * flops(&size) / flops_per_s)
     }
 
-    fn sustained_slowdown(&mut self, _size: [usize; 3]) -> Result<f64, Error> {
-        Ok(SUSTAINED)
+    fn sustained_s(&mut self, size: [usize; 3]) -> Result<f64, Error> {
+        Ok(SUSTAINED * self.product_s(Dtype::Bf16, size)?)
     }
 
     fn attention_s(&mut self, a: &Attention) -> Result<[f64; 2], Error> {

@@ -1,7 +1,7 @@
 //! The CUDA sources and the functions that launch them, against the reference kernels without a
 //! GPU: compiled as C++ and run by `kernels::cuda::cpu_emulator`, at small shapes of every kind, in
-//! f32 and bf16. `cuda_compiles` checks that the sources compile for GPUs; `make gpu-test` runs the
-//! same cases on a GPU.
+//! f32 and bf16. `cuda_compiles` checks that the sources compile for GPUs; `tools/gpu_all.sh test`
+//! runs the same cases on a GPU.
 
 mod cases;
 mod fused;
