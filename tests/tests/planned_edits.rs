@@ -247,7 +247,7 @@ const EDITS: &[Edit] = &[
     edit(
         "maximum_is_summed",
         SPLIT,
-        &[("last.rs", "tp.max(max)?", "tp.sum(max)?")],
+        &[("last.rs", "tp.max(own_max.share())?", "tp.sum(own_max.share())?")],
         &["expected `Numbers<D, Partial<Tp<2>>, _>`, found `Numbers<D, PartialMax<Tp<2>>, 32>`"],
     ),
     edit(
