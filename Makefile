@@ -99,8 +99,9 @@ lint:
 	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda,meshwright-runtime/cuda --locked -- -D warnings
 
 # Recipe by recipe, because what comes later needs what setup installs. Nobody debugs what is built
-# here.
+# here, nor builds it again.
 ci: export CARGO_PROFILE_DEV_DEBUG := 0
+ci: export CARGO_INCREMENTAL := 0
 ci:
 	$(call heading,setup)
 	@$(MAKE) --no-print-directory setup

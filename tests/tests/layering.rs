@@ -168,6 +168,8 @@ fn unsafe_code_of_kernels_is_where_libraries_are_called() {
     found.sort();
     let libraries = [
         "cuda/cpu_emulator.rs",
+        "cuda/cpu_emulator/compiled.rs",
+        "cuda/cpu_emulator/products.rs",
         "cuda/cublaslt.rs",
         "cuda/cudnn/mod.rs",
         "cuda/device.rs",

@@ -6,22 +6,20 @@
 //! pack ends the process, as it would end a GPU's context. One that checks ([`CpuEmulator::checking`])
 //! looks at every access to memory: races in shared memory, reads of shared memory that nobody
 //! wrote, and accesses beside shared arrays and allocations. It is many times slower.
-#![allow(unsafe_code)] // freshly compiled code, and memory by address
+#![allow(unsafe_code)] // memory by address
+
+mod compiled;
+mod products;
 
 use super::driver::{Driver, Event, EventKind, GpuError, Job, Properties};
-use super::product::{Matrix, Product};
-use super::{Argument, CompileConstants, Launch, Source, Storage, program};
-use half::bf16;
-use libloading::Library;
+use super::product::Product;
+use super::{Argument, Launch};
+use compiled::{Compiled, Span};
+use products::multiply;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint};
-use std::fmt::Write as _;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -45,11 +43,9 @@ pub struct CpuEmulator {
 
 #[derive(Debug, Default)]
 struct State {
-    libraries: HashMap<String, Loaded>,
+    libraries: HashMap<String, Compiled>,
     allocations: BTreeMap<u64, usize>,
 }
-
-type Call = unsafe extern "C" fn(*const c_char, *const u64, c_uint, c_uint, c_uint) -> c_int;
 
 impl CpuEmulator {
     /// An emulator that keeps compiled sources in `folder`, where later ones find them.
@@ -87,31 +83,6 @@ impl CpuEmulator {
         Self { planted: Some(Arc::new((from.to_owned(), to.to_owned()))), ..self }
     }
 
-    /// The complete program, with an entry point for each kernel.
-    fn text(&self, source: Source, constants: &CompileConstants) -> String {
-        let mut program = program(source, constants);
-        if let Some(planted) = &self.planted {
-            program = program.replace(&planted.0, &planted.1);
-        }
-        if self.checks {
-            program = program.lines().map(with_seen_arrays).collect();
-        }
-        // In a namespace of its own shared arrays, also of templates, belong to this file alone, and
-        // so can lie in one section.
-        let checked = if self.checks { "#define CHECKED\n" } else { "" };
-        let header = include_str!("cpu_emulator.h");
-        let mut text = format!("{checked}{header}\nnamespace {{\n{program}\n}}\n");
-        for kernel in source.kernels() {
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "extern \"C\" __attribute__((visibility(\"default\"))) int call_{kernel}(const char* letters, const std::uint64_t* bits, unsigned x, unsigned y, \
-                 unsigned threads) {{ return emulator::call({kernel}, letters, bits, x, y, threads); }}"
-            );
-        }
-        text
-    }
-
     fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -119,124 +90,6 @@ impl CpuEmulator {
 
 fn failed(call: &'static str, what: &dyn std::fmt::Display) -> GpuError {
     GpuError::Call { call, what: what.to_string() }
-}
-
-/// The names of the shared arrays that a line of a source declares.
-fn arrays_of(line: &str) -> Vec<&str> {
-    let Some((_, declared)) = line.split_once("__shared__ ") else { return Vec::new() };
-    let declared = declared.split(';').next().unwrap_or_default();
-    let mut depth = 0;
-    let declarators = declared.split(|c: char| {
-        depth += i32::from("([".contains(c)) - i32::from(")]".contains(c));
-        c == ',' && depth == 0
-    });
-    declarators.filter_map(|of| of.split('[').next()?.split_whitespace().last()).collect()
-}
-
-/// A line of a source. Where it declares shared arrays, their addresses are taken: the compiler
-/// instruments no access to a variable whose address nobody takes.
-fn with_seen_arrays(line: &str) -> String {
-    let seen = arrays_of(line).into_iter().map(|name| format!(" emulator::seen(&{name});"));
-    format!("{line}{}\n", seen.collect::<String>())
-}
-
-/// A compiled source.
-#[derive(Debug)]
-struct Loaded {
-    library: Library,
-    /// Its shared arrays in memory, sorted. Empty unless it checks.
-    arrays: Vec<Span>,
-}
-
-/// A range of addresses, as the emulator's header has it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Span {
-    begin: u64,
-    end: u64,
-}
-
-type Tell = unsafe extern "C" fn(*const Span, c_uint, *const Span, c_uint, u64);
-type Said = unsafe extern "C" fn() -> *const c_char;
-
-/// Runs a compiler or a tool of its, and returns what it wrote.
-fn tool(name: &str, arguments: &[&OsStr]) -> Result<String, GpuError> {
-    let done = Command::new(name).args(arguments).output();
-    let done = done.map_err(|error| failed("c++", &format!("{name}: {error}")))?;
-    match done.status.success() {
-        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
-        false => Err(GpuError::Compile(String::from_utf8_lossy(&done.stderr).into_owned())),
-    }
-}
-
-/// The shared arrays of a library that checks, from its symbols: those whose mangled names end with
-/// the name of one.
-fn shared_arrays(library: &Library, built: &Path, text: &str) -> Result<Vec<Span>, GpuError> {
-    let symbols = tool("nm", &["-S".as_ref(), built.as_os_str()])?;
-    let program = text.lines().filter(|line| !line.starts_with("#define"));
-    let endings = program.flat_map(arrays_of).map(|name| format!("E{}{name}", name.len()));
-    let endings: Vec<String> = endings.collect();
-    let number = |word: &str| u64::from_str_radix(word, 16).ok();
-    let (mut sized, mut base) = (Vec::new(), 0);
-    for line in symbols.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            [at, _, _, "emulator_base"] => base = number(at).unwrap_or(0),
-            [at, bytes, _, name] if endings.iter().any(|ending| name.ends_with(ending)) => {
-                sized.extend(number(at).zip(number(bytes)));
-            }
-            _ => {}
-        }
-    }
-    // SAFETY: the header declares it.
-    let here = unsafe { library.get::<*const u8>(b"emulator_base\0") };
-    let here = *here.map_err(|error| failed("dlsym", &error))? as u64;
-    let moved = |(at, bytes)| Span { begin: here - base + at, end: here - base + at + bytes };
-    let mut arrays: Vec<Span> = sized.into_iter().map(moved).collect();
-    arrays.sort_unstable();
-    Ok(arrays)
-}
-
-/// Compiles into the folder, or takes the library that is there, and loads a copy of it: libraries
-/// loaded from one file share their globals, and emulators must not.
-fn load(folder: &Path, text: &str, checks: bool) -> Result<Loaded, GpuError> {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    let built = folder.join(format!("{:016x}.so", hasher.finish()));
-    let own =
-        folder.join(format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-    let main = own.with_extension("cpp");
-    let source = built.with_extension("cpp");
-    if fs::read_to_string(&source).ok().as_deref() != Some(text) || !built.exists() {
-        fs::write(&main, text).map_err(|error| failed("write", &error))?;
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        // A GPU faults on packs that are not aligned to their size; the CPU would not.
-        let alignment = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"];
-        // Not when linking: the header has the functions of its run-time library.
-        let accesses = checks.then_some("-fsanitize=thread");
-        let (object, linked) = (own.with_extension("o"), own.with_extension("built"));
-        let flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fPIC"];
-        let hidden = "-fvisibility=hidden";
-        let words = flags.into_iter().chain([hidden]).chain(alignment).chain(accesses);
-        let words = words.chain(["-c", "-o"]).map(OsStr::new);
-        tool(&compiler, &words.chain([object.as_ref(), main.as_ref()]).collect::<Vec<_>>())?;
-        let words = ["-shared", "-o"].map(OsStr::new);
-        let words = words.into_iter().chain([linked.as_ref(), object.as_ref()]);
-        tool(&compiler, &words.collect::<Vec<_>>())?;
-        let _ = fs::remove_file(object);
-        fs::rename(&linked, &built).map_err(|error| failed("rename", &error))?;
-        fs::rename(&main, &source).map_err(|error| failed("rename", &error))?;
-    }
-    let copy = own.with_extension("so");
-    fs::copy(&built, &copy).map_err(|error| failed("copy", &error))?;
-    // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty
-    // vectors.
-    let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
-    let _ = fs::remove_file(copy);
-    let library = library?;
-    let arrays = if checks { shared_arrays(&library, &built, text)? } else { Vec::new() };
-    Ok(Loaded { library, arrays })
 }
 
 impl State {
@@ -353,63 +206,24 @@ impl Driver for CpuEmulator {
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
-        let text = self.text(launch.source(), launch.constants());
+        let planted = self.planted.as_deref();
+        let text = compiled::text(launch.source(), launch.constants(), planted, self.checks);
         self.with(|state| {
             state.check_arguments(launch)?;
             if !state.libraries.contains_key(&text) {
-                let loaded = load(&self.folder, &text, self.checks)?;
-                state.libraries.insert(text.clone(), loaded);
+                let compiled = Compiled::load(&self.folder, &text, self.checks)?;
+                state.libraries.insert(text.clone(), compiled);
             }
-            let Some(Loaded { library, arrays }) = state.libraries.get(&text) else {
-                return Ok(());
-            };
+            let Some(compiled) = state.libraries.get(&text) else { return Ok(()) };
             let guard = GUARD as u64;
             let around = |(&start, &bytes): (&u64, &usize)| Span {
                 begin: start - guard,
                 end: start + bytes as u64 + guard,
             };
-            let allocations: Vec<Span> = match self.checks {
-                true => state.allocations.iter().map(around).collect(),
-                false => Vec::new(),
-            };
-            if self.checks {
-                // SAFETY: the header declares it with this type; both lists live until the launch
-                // has ended.
-                unsafe {
-                    let tell = library.get::<Tell>(b"emulator_memory\0");
-                    let tell = tell.map_err(|error| failed("dlsym", &error))?;
-                    let (arrays_len, len) = (arrays.len() as c_uint, allocations.len() as c_uint);
-                    tell(arrays.as_ptr(), arrays_len, allocations.as_ptr(), len, guard);
-                }
-            }
-            let name = CString::new(format!("call_{}", launch.kernel())).unwrap_or_default();
-            // SAFETY: `text` declares it with this type.
-            let call = unsafe { library.get::<Call>(name.as_bytes_with_nul()) };
-            let call = call.map_err(|error| failed("dlsym", &error))?;
-            let bits: Vec<u64> =
-                launch.arguments().iter().map(|argument| argument.bits()).collect();
-            let letters: Vec<u8> =
-                launch.arguments().iter().map(|argument| argument.letter() as u8).collect();
-            let letters = CString::new(letters).unwrap_or_default();
-            let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
-            let threads = launch.constants().threads as c_uint;
-            // SAFETY: the function checks the types of arguments; addresses are of live memory, and
-            // the kernel accesses what it would access on a GPU. The lock keeps others out of the
-            // library's globals.
-            match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
-                0 => state.check_guards(launch),
-                1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
-                3 => {
-                    // SAFETY: the header declares it with this type, and its text ends with 0.
-                    let said = unsafe {
-                        let said = library.get::<Said>(b"emulator_said\0");
-                        let said = said.map_err(|error| failed("dlsym", &error))?;
-                        CStr::from_ptr(said()).to_string_lossy().into_owned()
-                    };
-                    Err(failed("launch", &format!("{}: {said}", launch.kernel())))
-                }
-                _ => Err(failed("launch", &format!("threads wait for ever: {launch:?}"))),
-            }
+            let allocations: Option<Vec<Span>> =
+                self.checks.then(|| state.allocations.iter().map(around).collect());
+            compiled.call(launch, allocations.as_deref(), guard)?;
+            state.check_guards(launch)
         })
     }
 
@@ -441,88 +255,4 @@ impl Driver for CpuEmulator {
     fn fork(&self) -> Result<Arc<dyn Driver>, GpuError> {
         Ok(Arc::new(self.clone()))
     }
-}
-
-/// A column-major matrix in memory.
-struct Elements {
-    start: *mut u8,
-    storage: Storage,
-    leading: usize,
-}
-
-impl Elements {
-    fn new(state: &State, matrix: &Matrix, address: u64) -> Result<Self, GpuError> {
-        let storage = matrix.storage;
-        let count = match (matrix.rows, matrix.columns) {
-            (0, _) | (_, 0) => 0,
-            (rows, columns) => (columns - 1) * matrix.leading + rows,
-        };
-        let start = match count {
-            0 => std::ptr::null_mut(),
-            _ => state.bytes(address, count * storage.bytes())?,
-        };
-        Ok(Self { start, storage, leading: matrix.leading })
-    }
-
-    fn at(&self, row: usize, column: usize) -> *mut u8 {
-        // SAFETY: callers stay within the rows and columns that `new` checked.
-        unsafe { self.start.add((column * self.leading + row) * self.storage.bytes()) }
-    }
-
-    fn read(&self, row: usize, column: usize) -> f32 {
-        let at = self.at(row, column);
-        // SAFETY: as above; the reads need no alignment.
-        unsafe {
-            match self.storage {
-                Storage::F32 => at.cast::<f32>().read_unaligned(),
-                Storage::Bf16 => at.cast::<bf16>().read_unaligned().to_f32(),
-            }
-        }
-    }
-
-    fn write(&self, row: usize, column: usize, value: f32) {
-        let at = self.at(row, column);
-        // SAFETY: as above.
-        unsafe {
-            match self.storage {
-                Storage::F32 => at.cast::<f32>().write_unaligned(value),
-                Storage::Bf16 => at.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
-            }
-        }
-    }
-}
-
-/// The column-major product `D = alpha op(A) op(B) + beta D`, with an optional bias.
-fn multiply(state: &State, product: &Product) -> Result<(), GpuError> {
-    let offset =
-        |matrix: &Matrix, number: usize| (number * matrix.stride * matrix.storage.bytes()) as u64;
-    for number in 0..product.count {
-        let a = Elements::new(state, &product.a, product.a.address + offset(&product.a, number))?;
-        let b = Elements::new(state, &product.b, product.b.address + offset(&product.b, number))?;
-        let d = Elements::new(state, &product.d, product.d.address + offset(&product.d, number))?;
-        let bias =
-            Matrix { rows: product.d.rows, columns: 1, leading: product.d.rows, ..product.d };
-        let bias = product.bias.map(|address| Elements::new(state, &bias, address)).transpose()?;
-        for column in 0..product.d.columns {
-            for row in 0..product.d.rows {
-                let mut sum = 0.0_f64;
-                for k in 0..product.k {
-                    let left = if product.a.transposed { a.read(k, row) } else { a.read(row, k) };
-                    let right =
-                        if product.b.transposed { b.read(column, k) } else { b.read(k, column) };
-                    sum += f64::from(left) * f64::from(right);
-                }
-                #[allow(clippy::cast_possible_truncation)]
-                let mut value = product.alpha * sum as f32;
-                if product.beta != 0.0 {
-                    value += product.beta * d.read(row, column);
-                }
-                if let Some(bias) = &bias {
-                    value += bias.read(row, 0);
-                }
-                d.write(row, column, value);
-            }
-        }
-    }
-    state.check_guards(product)
 }

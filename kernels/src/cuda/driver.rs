@@ -139,15 +139,30 @@ impl Event {
     }
 
     /// Whether all work before it is done.
+    ///
+    /// # Errors
+    /// If any of that work failed.
+    pub fn try_is_complete(&self) -> Result<bool, GpuError> {
+        match &self.inner {
+            EventKind::Host(_) => Ok(true),
+            #[cfg(feature = "cpu_emulator")]
+            EventKind::Emulated(point) => Ok(point.reached().is_some()),
+            #[cfg(feature = "cuda")]
+            EventKind::Device(event) => {
+                // Any thread may ask, also one that has not used the device.
+                let bound = event.context().bind_to_thread();
+                bound.and_then(|()| event.try_is_complete()).map_err(|error| GpuError::Call {
+                    call: "cuEventQuery",
+                    what: error.to_string(),
+                })
+            }
+        }
+    }
+
+    /// Whether all work before it is done. `false` if any of it failed.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        match &self.inner {
-            EventKind::Host(_) => true,
-            #[cfg(feature = "cpu_emulator")]
-            EventKind::Emulated(point) => point.reached().is_some(),
-            #[cfg(feature = "cuda")]
-            EventKind::Device(event) => event.is_complete(),
-        }
+        self.try_is_complete().unwrap_or(false)
     }
 
     /// Waits until all work before it is done.

@@ -205,7 +205,19 @@ impl WatchdogState {
             }
         }
         let mut queued = lock(&self.queued);
-        queued.retain(|of| !of.event.is_complete());
+        let mut broken = None;
+        queued.retain(|of| match of.event.try_is_complete() {
+            Ok(complete) => !complete,
+            Err(error) => {
+                broken.get_or_insert(error);
+                false
+            }
+        });
+        if let Some(error) = broken {
+            drop(queued);
+            self.broke("work queued on the device", &error);
+            return;
+        }
         let hopeless = queued.iter_mut().find_map(|of| of.hopeless(self.options));
         drop(queued);
         if let Some(error) = hopeless {
