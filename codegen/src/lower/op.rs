@@ -321,8 +321,8 @@ pub enum Op {
         x: Value,
         to: Value,
     },
-    /// Of the logits `x`, or of those of `x` that exist for a block of tokens at a time: the maximum
-    /// of each token's, the sum of exponentials around it, and the target's.
+    /// Of the logits `x`, or of those of `x` that exist for a block of tokens at a time: the
+    /// maximum of each token's, the sum of exponentials around it, and the target's.
     Sums {
         field: FieldIndex,
         x: Value,

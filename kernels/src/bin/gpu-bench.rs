@@ -1,6 +1,6 @@
 //! `gpu-bench [--gpu N] [--json FILE] [--only GROUP,GROUP]`: speed of the kernels on a GPU, each
-//! compared with the lower bound on its work. Needs only the GPU's driver and CUDA's libraries. Writes JSON, then prints a
-//! table; exits with 2 if there is no GPU.
+//! compared with the lower bound on its work. Needs only the GPU's driver and CUDA's libraries.
+//! Writes JSON after each group, then prints a table; exits with 2 if there is no GPU.
 //!
 //! Bytes and operations are the floors of `<operation>::cuda`. A share is relative to the bytes
 //! that a copy of 1 GiB moves (read plus written), to the fastest of cuBLASLt's algorithms, or to

@@ -1,8 +1,8 @@
-//! `gpu-test [--gpu N] [--json FILE] [--only CASE,CASE]`: tests every launch function of the kernels
-//! on a GPU against the reference kernels on the CPU. Needs only the GPU's driver and CUDA's
-//! libraries. Writes JSON after each case, then prints a table; exits with 1 if a case fails, with
-//! 2 if there is no GPU. An illegal access fails all later cases of a process: `--only` runs a case
-//! in one of its own.
+//! `gpu-test [--gpu N] [--json FILE] [--only CASE,CASE]`: tests every launch function of the
+//! kernels on a GPU against the reference kernels on the CPU. Needs only the GPU's driver and
+//! CUDA's libraries. Writes JSON after each case, then prints a table; exits with 1 if a case
+//! fails, with 2 if there is no GPU. An illegal access fails all later cases of a process: `--only`
+//! runs a case in one of its own.
 
 #[path = "../../tests/cuda/cases/mod.rs"]
 mod cases;

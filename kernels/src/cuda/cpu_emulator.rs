@@ -3,9 +3,10 @@
 //!
 //! It detects errors that a GPU would not report: arguments of the wrong type, addresses outside
 //! any allocation, writes past an allocation's ends, and threads that wait for ever. A misaligned
-//! pack ends the process, as it would end a GPU's context. One that checks ([`CpuEmulator::checking`])
-//! looks at every access to memory: races in shared memory, reads of shared memory that nobody
-//! wrote, and accesses beside shared arrays and allocations. It is many times slower.
+//! pack ends the process, as it would end a GPU's context. One that checks
+//! ([`CpuEmulator::checking`]) looks at every access to memory: races in shared memory, reads of
+//! shared memory that nobody wrote, and accesses beside shared arrays and allocations. It is many
+//! times slower.
 #![allow(unsafe_code)] // memory by address
 
 mod compiled;

@@ -44,8 +44,8 @@ const LAST: usize = 3;
 const HOPELESS: f64 = 1.5;
 
 /// Sizes of one product in a dimension beyond which that dimension is taken to vary, as the tokens
-/// of an expert do: each new size then runs by cuBLASLt's own estimate, since timing every one would
-/// take longer than it saves.
+/// of an expert do: each new size then runs by cuBLASLt's own estimate, since timing every one
+/// would take longer than it saves.
 const SIZES: usize = 16;
 
 /// Split-k reductions: in f32 and in a fixed order only, neither rounded in between nor by atomics.

@@ -150,8 +150,8 @@ __device__ __forceinline__ void write_strip(const float (&sum)[PACK], float* __r
 }
 
 // The sum of a column of partial[parts, stride] of which `columns` are summed, for a block's 32
-// columns from blockIdx.x 32 on: each warp adds up every WARPS-th part, then the first warp the sums
-// of all, which it gets.
+// columns from blockIdx.x 32 on: each warp adds up every WARPS-th part, then the first warp the
+// sums of all, which it gets.
 __device__ __forceinline__ float column_total(const float* __restrict__ partial, int column, int columns, u64 stride,
                                               int parts) {
   __shared__ float sums[WARPS][32];

@@ -6,45 +6,63 @@ use crate::failure::Failure;
 use crate::output::{self, Progress};
 use models::plan::Plan;
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
-use planner::answer::explain::{Asker, Explanation};
+use planner::answer::explain::{Asker, Explanation, Part, Tried};
 use planner::answer::explain_text;
 use planner::answer::text;
 use planner::request::Request;
 use planner::request::flags::request_of;
 use serde_json::json;
+use std::cell::RefCell;
 
-/// Prints why a plan is what it is.
+/// Prints why a plan is what it is: what the plan itself tells at once, then each alternative as
+/// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
     let request = request_of(&plan, args.cluster.as_deref())?;
-    let found = explanation(&request, &plan);
-    let beside_1f1b = against_one_f_one_b(&request, &plan);
     if args.json {
+        let found = explanation(&request, &plan, &mut |_, _| Ok(()))?;
         let beside = serde_json::to_value(&found)?;
+        let beside_1f1b = against_one_f_one_b(&request, &plan);
         let answer = json!({"plan": plan, "explanation": beside, "against_1f1b": beside_1f1b});
         return output::print_json(&answer);
     }
-    let schedule = beside_1f1b.map(|both| both.text(SECONDS_AND_BYTES));
-    let schedule = schedule.map_or_else(String::new, |text| format!("\n{AGAINST}\n{text}"));
-    output::print(&(text(&plan, &found) + &schedule))
+    let known = [text::summary(&plan), explain_text::grid(&plan), explain_text::stages(&plan)];
+    output::print(&(known.join("\n") + "\n" + &explain_text::spent(&plan)))?;
+    let (mut shown, mut bought) = (None, Vec::new());
+    explanation(&request, &plan, &mut |part, tried| {
+        let mut lines = String::new();
+        if shown.replace(part) != Some(part) {
+            if part == Part::Plain {
+                lines += &explain_text::binds(&plan, &bought);
+            }
+            lines += &format!("\n{}", explain_text::heading(part, &tried.what));
+        }
+        if part == Part::Bought {
+            bought.push(tried.clone());
+        }
+        output::print(&(lines + &explain_text::tried(&plan, part, tried)))
+    })?;
+    let schedule = against_one_f_one_b(&request, &plan).map(|both| both.text(SECONDS_AND_BYTES));
+    schedule.map_or(Ok(()), |text| output::print(&format!("\n{AGAINST}\n{text}")))
 }
 
 const AGAINST: &str =
     "the schedule against 1f1b at the same degrees, micro-batch and state; passes alone\n";
 
-fn explanation(request: &Request, plan: &Plan) -> Explanation {
-    let mut progress = Progress::new();
-    let mut show = |settled, all| progress.show(settled, all);
-    Asker::new(request, plan.predicted.iteration_s, &mut show).explain(&plan.decisions)
-}
+/// Prints an alternative.
+type Print<'a> = &'a mut dyn FnMut(Part, &Tried) -> Result<(), Failure>;
 
-fn text(plan: &Plan, found: &Explanation) -> String {
-    [
-        text::summary(plan),
-        explain_text::grid(plan),
-        explain_text::stages(plan),
-        explain_text::spent(plan) + &explain_text::binds(plan, &found.bought),
-        explain_text::explanation(plan, found),
-    ]
-    .join("\n")
+fn explanation(request: &Request, plan: &Plan, print: Print<'_>) -> Result<Explanation, Failure> {
+    let progress = RefCell::new(Progress::new());
+    let mut failure = None;
+    let mut show = |settled, all| progress.borrow_mut().show(settled, all);
+    let mut asker = Asker::new(request, plan.predicted.iteration_s, &mut show);
+    let found = asker.explain(&plan.decisions, &mut |part, tried| {
+        // The progress line makes room for the alternative.
+        progress.replace(Progress::new());
+        if failure.is_none() {
+            failure = print(part, tried).err();
+        }
+    });
+    failure.map_or(Ok(found), Err)
 }

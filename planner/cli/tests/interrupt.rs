@@ -1,8 +1,29 @@
 //! Ctrl-C during a search: the best plan so far is printed, with what is proven about it.
 #![cfg(unix)]
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// What a plan itself tells is there before anything is searched, and each alternative as soon as
+/// it was: whoever reads the first lines need not wait for the last.
+#[test]
+fn an_explanation_begins_before_it_has_searched() {
+    let file = std::env::temp_dir().join(format!("explained-{}.yaml", std::process::id()));
+    let program = || Command::new(env!("CARGO_BIN_EXE_plan"));
+    let words = ["--model", "llama70b", "--gpus", "16384", "--top", "0", "-o"];
+    assert!(program().args(words).arg(&file).stdout(Stdio::null()).status().unwrap().success());
+    let mut explaining =
+        program().arg("explain").arg(&file).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(explaining.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("ranks, ")));
+    assert!(lines.any(|line| line.starts_with("considered, ")));
+    assert!(lines.any(|line| line.starts_with("  tp ")));
+    assert!(explaining.try_wait().unwrap().is_none(), "it goes on to search");
+    explaining.kill().unwrap();
+    explaining.wait().unwrap();
+    std::fs::remove_file(file).unwrap();
+}
 
 #[test]
 fn an_interrupted_search_prints_the_best_so_far() {

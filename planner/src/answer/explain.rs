@@ -40,6 +40,20 @@ pub enum WhyNot {
     Undecided,
 }
 
+/// Where in an explanation an alternative belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Other values of single decisions.
+    Considered,
+    /// Slightly better hardware.
+    Bought,
+    /// The plain plan.
+    Plain,
+}
+
+/// Told each alternative as soon as it was searched.
+pub type Listener<'a> = &'a mut dyn FnMut(Part, &Tried);
+
 /// Everything that `plan explain` finds by searching.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
@@ -180,17 +194,23 @@ impl<'a> Asker<'a> {
         found.map(|found| (MORE_BYTES, found))
     }
 
-    /// Runs all searches of the explanation.
-    pub fn explain(&mut self, own: &Decisions) -> Explanation {
-        let considered = self.considered(own);
-        let bought = self.bought();
+    /// Runs all searches of the explanation, in the order of [`Part`].
+    pub fn explain(&mut self, own: &Decisions, listener: Listener<'_>) -> Explanation {
+        let considered = self.considered(own, listener);
+        let bought = self.bought(listener);
         let plain = self.plain();
+        listener(Part::Plain, &plain);
         Explanation { considered, bought, plain }
     }
 
-    fn considered(&mut self, own: &Decisions) -> Vec<Tried> {
-        let others = self.other_values(own);
-        others.into_iter().map(|(what, r)| self.with(what, &r)).collect()
+    fn considered(&mut self, own: &Decisions, listener: Listener<'_>) -> Vec<Tried> {
+        let others = self.other_values(own).into_iter();
+        let tried = others.map(|(what, r)| {
+            let tried = self.with(what, &r);
+            listener(Part::Considered, &tried);
+            tried
+        });
+        tried.collect()
     }
 
     /// Single decisions at other values than the plan's, as far as the user allows.
@@ -248,7 +268,7 @@ impl<'a> Asker<'a> {
     }
 
     /// Hardware with a little more memory, or a little more bandwidth on one link level.
-    fn bought(&mut self) -> Vec<Tried> {
+    fn bought(&mut self, listener: Listener<'_>) -> Vec<Tried> {
         let cluster = &self.request.cluster;
         let r = &self.request.restrictions;
         let mut better: Vec<(String, ClusterSpec)> = vec![];
@@ -261,7 +281,9 @@ impl<'a> Asker<'a> {
         let mut tried = vec![];
         for (what, cluster) in better {
             let best = self.ask(&cluster, r, FAR * self.own_s);
-            tried.push(Tried { what, best, why_not: None });
+            let found = Tried { what, best, why_not: None };
+            listener(Part::Bought, &found);
+            tried.push(found);
         }
         tried
     }

@@ -1,6 +1,6 @@
 //! Explanations as text.
 
-use crate::answer::explain::{Explanation, FAR, Shortage, Tried, WhyNot};
+use crate::answer::explain::{FAR, Part, Shortage, Tried, WhyNot};
 use crate::answer::report::fullest;
 use crate::answer::text::{
     bytes, decisions, line, loss, seconds, shape, signed_percent, thousands,
@@ -148,20 +148,23 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     line("binds", &words)
 }
 
-/// Results of all searches of the explanation.
-pub fn explanation(plan: &Plan, found: &Explanation) -> String {
+/// The heading of a part of the explanation.
+pub fn heading(part: Part, plain: &str) -> String {
+    match part {
+        Part::Considered => "considered, one decision changed and the others free\n".to_owned(),
+        Part::Bought => "what more would buy\n".to_owned(),
+        Part::Plain => format!("the plain plan: {plain}\n"),
+    }
+}
+
+/// The line of an alternative.
+pub fn tried(plan: &Plan, part: Part, tried: &Tried) -> String {
     let own = &plan.predicted.breakdown;
-    let mut text = "considered, one decision changed and the others free\n".to_owned();
-    for tried in &found.considered {
-        text += &tried_row(own, tried);
+    match part {
+        Part::Considered => tried_row(own, tried),
+        Part::Bought => bought_row(tried),
+        Part::Plain => tried_row(own, &Tried { what: "1f1b".to_owned(), ..tried.clone() }),
     }
-    text += "\nwhat more would buy\n";
-    for tried in &found.bought {
-        text += &bought_row(tried);
-    }
-    text += &format!("\nthe plain plan: {}\n", found.plain.what);
-    let plain = Tried { what: "1f1b".to_owned(), ..found.plain.clone() };
-    text + &tried_row(own, &plain)
 }
 
 fn tried_row(own: &Breakdown, tried: &Tried) -> String {

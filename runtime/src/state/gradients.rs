@@ -138,7 +138,8 @@ pub trait GradientSink<D: Space> {
     /// Where to add to a parameter's gradient.
     fn get_mut(&mut self, device: &D, part: ParameterSlice) -> WideMut<'_, D>;
 
-    /// Where a product goes that is a parameter's gradient, and whether it is added there or stored.
+    /// Where a product goes that is a parameter's gradient, and whether it is added there or
+    /// stored.
     fn get_product(&mut self, device: &D, part: ParameterSlice) -> (WideMut<'_, D>, Output);
 
     /// The same for two parameters of one unit, of which the first lies before the second.

@@ -1,5 +1,5 @@
-//! CUDA sources as libraries of the host: compiled as C++ with `cpu_emulator.h` in front, loaded, and
-//! called.
+//! CUDA sources as libraries of the host: compiled as C++ with `cpu_emulator.h` in front, loaded,
+//! and called.
 #![allow(unsafe_code)] // freshly compiled code
 #![allow(clippy::cast_possible_truncation)] // grids and lists of tests
 
@@ -125,8 +125,8 @@ fn shared_arrays(library: &Library, built: &Path, text: &str) -> Result<Vec<Span
 }
 
 impl Compiled {
-    /// Compiles into the folder, or takes the library that is there, and loads a copy of it: libraries
-    /// loaded from one file share their globals, and emulators must not.
+    /// Compiles into the folder, or takes the library that is there, and loads a copy of it:
+    /// libraries loaded from one file share their globals, and emulators must not.
     pub(super) fn load(folder: &Path, text: &str, checks: bool) -> Result<Self, GpuError> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let mut hasher = DefaultHasher::new();
@@ -158,8 +158,8 @@ impl Compiled {
         }
         let copy = own.with_extension("so");
         fs::copy(&built, &copy).map_err(|error| failed("copy", &error))?;
-        // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up empty
-        // vectors.
+        // SAFETY: compiled from sources of this crate, which do nothing when loaded but set up
+        // empty vectors.
         let library = unsafe { Library::new(&copy) }.map_err(|error| failed("dlopen", &error));
         let _ = fs::remove_file(copy);
         let library = library?;
@@ -196,8 +196,8 @@ impl Compiled {
         let [x, y] = launch.grid().map(|blocks| blocks as c_uint);
         let threads = launch.constants().threads as c_uint;
         // SAFETY: the function checks the types of arguments; addresses are of live memory, and the
-        // kernel accesses what it would access on a GPU. The emulator's lock keeps others out of the
-        // library's globals.
+        // kernel accesses what it would access on a GPU. The emulator's lock keeps others out of
+        // the library's globals.
         match unsafe { call(letters.as_ptr(), bits.as_ptr(), x, y, threads) } {
             0 => Ok(()),
             1 => Err(failed("launch", &format!("arguments of the wrong types: {launch:?}"))),
