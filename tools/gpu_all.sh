@@ -34,6 +34,7 @@ read -ra hows <<<"${HOWS:-replayed launched}"
 declare -A graphs=([replayed]=always [launched]=never [default]=auto)
 # Models that PyTorch compiles whole; the others by layer.
 WHOLE=${WHOLE:-"GPT-2 124M;Llama 3 8B, 4 layers"}
+# mixtral_aux has mixtral's weights and tokens, and its loss over the whole batch another path.
 CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral qwen3_moe deepseek_v3"}
 
 packages=$("$python" - <<'PYTHON' 2>/dev/null
@@ -74,7 +75,7 @@ golden() {
     xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); golden_one {}'
 }
 
-bench() { "$bin/gpu-bench" "${on_cpu[@]}" --json "$out/bench.json" ${BENCH:+--only "$BENCH"}; }
+bench() { "$bin/gpu-bench" "${on_cpu[@]}" --require-cudnn --json "$out/bench.json" ${BENCH:+--only "$BENCH"}; }
 
 # Each model's step, launched and replayed: a line each.
 steps() {

@@ -7,8 +7,8 @@ or from device memory, the width of those moves, and local memory.
 A kernel is read where most of its bytes move: in its innermost loop with the most of them, or from
 its beginning to its end if it has none. A multiprocessor issues 4 instructions of 32 threads a
 cycle; at a copy's bandwidth it moves `BYTES_A_CYCLE` bytes meanwhile. The expected share is the
-smaller of 1 and how far the instructions fit in that time. Exits with 1 if a kernel of `FLOORS` is
-below its least share, or a kernel uses local memory.
+smaller of 1 and how far the instructions fit in that time. Exits with 1 if a kernel in bf16 that
+moves memory is expected below `LEAST`, or a kernel uses local memory.
 """
 
 import argparse

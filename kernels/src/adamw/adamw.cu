@@ -26,10 +26,7 @@ struct Factors {
   float rest1, rest2;    // 1 - beta1, 1 - beta2, which would lose digits if computed in f32
 };
 
-// Elements of a chunk, which a block updates. On an H200 chunks of 65,536 reach 0.93 of a copy's
-// bandwidth at 2^30 elements and 0.90 at 2^27, chunks of 4096 0.95 at 2^27 (docs/gpu/results.md).
-// Larger chunks were meant to spare misses of the TLB in large models; that they do is not shown.
-#define CHUNK 65536
+// Compile-time constant: CHUNK, the elements that a block updates.
 
 __device__ __forceinline__ float updated(const Factors& f, float keep, float w, float g, float& m, float& v) {
   g *= f.gradient_scale;

@@ -157,8 +157,8 @@ __device__ __forceinline__ double block_total(double sum) {
   return sums[0];
 }
 
-// The elements that a block adds up: consecutive ones, so that few multiprocessors touch a page of
-// memory and miss it in their TLB.
+// The elements that a block adds up: consecutive ones. On an H200 that gives 1.05 of a copy's
+// bandwidth at 2^30 elements and 0.98 at 2^27; blocks that take turns gave 1.01 at 2^27.
 struct Segment {
   u64 begin, end;
 };

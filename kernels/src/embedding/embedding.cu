@@ -29,8 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #define NONE 0xffffffffu
 
 // next[tokens] and first[tokens] are filled with NONE before; first is 0 where an earlier token has
-// the id. Grid: tokens, parts of the
-// tokens they are compared with.
+// the id. Grid: tokens, parts of the tokens they are compared with.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_chain(const long long* __restrict__ ids, u32* __restrict__ next, u32* __restrict__ first, int tokens) {
   alignas(16) __shared__ int tile[THREADS];

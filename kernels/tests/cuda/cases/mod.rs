@@ -83,7 +83,6 @@ fn close(what: &str, storage: Storage, found: &[f64], expected: &[f64]) {
 /// Compares f32 sums over `rows` values of at most about 1 each, in any order.
 fn close_sums(what: &str, rows: usize, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
-
     for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
         let off = (found - expected).abs();
         let tolerance = 1e-6 * (rows as f64).sqrt() + 2e-6 * expected.abs();
