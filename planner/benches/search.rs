@@ -90,7 +90,7 @@ fn plan((model, cluster, gpus): Request) -> f64 {
     let restrictions = Restrictions::default();
     forget_peak_memory();
     let (begun, busy_s) = (Instant::now(), processor_s());
-    let outcome = search(&Task::new(&spec, &machine, gpus, &restrictions), &mut |_, _| {});
+    let outcome = search(&Task::new(&spec, &machine, gpus, &restrictions), &mut |_| {});
     let wall_s = begun.elapsed().as_secs_f64();
     println!("{model} on {gpus} GPUs of {cluster}");
     println!("  wall             {wall_s:>14.3} s, {:.2} s of processors", processor_s() - busy_s);

@@ -4,6 +4,7 @@
 //!
 //! | module | turns |
 //! |---|---|
+//! | [`until`] | a deadline and an interrupt into whether to answer now |
 //! | [`request`] | flags into a finished request: restrictions, space, conflicts |
 //! | [`cost`] | one kernel, collective, layer or state into seconds and bytes |
 //! | [`simulate`] | a schedule and the durations of its passes into a timeline |
@@ -23,3 +24,4 @@ pub mod pricing;
 pub mod request;
 pub mod search;
 pub mod simulate;
+pub mod until;

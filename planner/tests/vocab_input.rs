@@ -117,7 +117,7 @@ fn the_order_that_runs_prices_look_ups_separately() {
     let settings = ["vocab=parallel_2", "schedule=1f1b", "pp=32", "tp=1", "micro_batch=1"];
     let restrictions = Restrictions::parse(&settings).unwrap();
     let task = Task::new(&model, &cluster, 32, &restrictions);
-    let found = search(&task, &mut |_, _| {}).best.unwrap();
+    let found = search(&task, &mut |_| {}).best.unwrap();
     let cache = CostCache::new(&model, &cluster, 32);
     let own = by_own_times(&cache, &found.decisions, &found.placed, &found.priced);
     let (decisions, priced) = own.unwrap();
@@ -156,7 +156,7 @@ fn layers_are_slowed_by_passes_that_run_alongside() {
         let settings = [vocab, "schedule=1f1b", "pp=8", "tp=1", "micro_batch=1", "recompute=none"];
         let restrictions = Restrictions::parse(&settings).unwrap();
         let task = Task::new(&model, &cluster, 8, &restrictions);
-        search(&task, &mut |_, _| {}).best.unwrap().priced.iteration_s
+        search(&task, &mut |_| {}).best.unwrap().priced.iteration_s
     };
     for (vocab, alongside_slows, interlaced_slows) in [
         ("vocab=first_last", false, false),

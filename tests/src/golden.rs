@@ -35,6 +35,6 @@ pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
         settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
     })
     .expect("the request is valid");
-    let outcome = search(&request.task(), &mut |_, _| {});
+    let outcome = search(&request.task(), &mut |_| {});
     make_plan(&request, &outcome.best.expect("something fits"), &outcome.proof)
 }

@@ -57,21 +57,24 @@ impl<'a> Subject<'a> {
 
     /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
-        let (p, spec) = (self.spec.ranks as f64, &self.spec);
-        let mean = self.plain.params() * (1.0 / p);
-        let step_s = self.state.step_of_s(mean, spec.chunks);
+        let spec = &self.spec;
+        let step_s = closed::least_step_s(spec, &self.plain, &self.state);
         let knapsack = RecomputeKnapsack::new(&self.plain.kinds, spec.options());
         let first_s = knapsack.at_first(&self.plain.counts).0;
-        let load_s = spec.m() * ((self.plain.load_s() + first_s) / p + spec.passes_s());
-        let exposed_s = self.state.in_all_passes_s(&self.plain, spec) / p;
         let overheads = self.states.overheads(&self.plain, spec);
         let least = |value: &dyn Fn(&StateOverhead) -> f64| {
             overheads.iter().map(value).fold(f64::INFINITY, f64::min)
         };
         let mut bounds = vec![
             ("closed", closed::passes_s(spec, &self.plain, first_s)),
-            ("states", load_s + exposed_s + self.state.tail_of_s(mean, spec.chunks) + step_s),
-            ("any states", load_s + least(&|overhead| overhead.added_s)),
+            ("states", closed::with_state_s(spec, &self.work, &self.state, first_s)),
+            (
+                "any states",
+                least(&|overhead| {
+                    let work = overhead.view.added_to(&self.plain, spec);
+                    closed::with_state_s(spec, &work, &overhead.view, first_s)
+                }),
+            ),
             ("fullest rank", spec.m() * spec.passes_s() + least(&|overhead| overhead.fullest_s)),
         ];
         match self.case.listed_ranges() {

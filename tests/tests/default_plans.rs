@@ -50,7 +50,7 @@ fn planned(model: &str, gpus: u64) -> Option<Case> {
         settings: Vec::new(),
     })
     .expect("the request is valid");
-    let outcome = search(&request.task(), &mut |_, _| {});
+    let outcome = search(&request.task(), &mut |_| {});
     let plan = make_plan(&request, &outcome.best?, &outcome.proof);
     Some(Case { name: format!("{model} on {gpus}"), plan })
 }

@@ -43,7 +43,9 @@ fn best_s(case: &Configuration<'_>, placements: impl IntoIterator<Item = Placed>
 fn moved_s(case: &Configuration<'_>, best: Option<(Placed, f64)>) -> f64 {
     let down = |(placed, iteration_s)| {
         let start = (placed, case.pipeline_s(iteration_s));
-        case.with_overheads_s(case.hill_climb(start, false, &mut Scratch::default()).1)
+        case.with_overheads_s(
+            case.hill_climb(start, Limits::below(f64::INFINITY), &mut Scratch::default()).1,
+        )
     };
     best.map_or(f64::INFINITY, down)
 }
@@ -175,7 +177,7 @@ fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
             ..Restrictions::default()
         };
         let task = Task::new(&model, &cluster, gpus, &restrictions);
-        let found = search(&task, &mut |_, _| {}).best.expect("it fits");
+        let found = search(&task, &mut |_| {}).best.expect("it fits");
         assert!(found.decisions.vpp > 1, "{} has one chunk per pipeline rank", model.name);
         let cache = CostCache::new(&model, &cluster, gpus);
         let decisions = Decisions { recompute: RecomputePolicy::PerLayer, ..found.decisions };

@@ -54,7 +54,7 @@ fn shipped(model: &str, cluster: &str) -> (ModelSpec, ClusterSpec) {
 }
 
 fn answer(model: &ModelSpec, cluster: &ClusterSpec, gpus: u64, r: &Restrictions) -> Outcome {
-    search_wide(&Task::new(model, cluster, gpus, r), &mut |_, _| {})
+    search_wide(&Task::new(model, cluster, gpus, r), &mut |_| {})
 }
 
 /// Pins degrees and a schedule, sometimes more.

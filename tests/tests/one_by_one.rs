@@ -43,7 +43,7 @@ fn the_gap_covers_what_is_missed() {
             let restrictions = instance.restrictions();
             let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
             let Some(answer) = brute::best(&task, 20_000) else { return };
-            let outcome = search(&task, &mut |_, _| {});
+            let outcome = search(&task, &mut |_| {});
             assert_eq!(outcome.proof.candidates, answer.combinations, "{what}");
             let Some((.., best)) = answer.best else {
                 assert!(outcome.best.is_none(), "{what}");
@@ -80,7 +80,7 @@ fn post_validation_is_never_slower() {
                 let restrictions = instance.restrictions();
                 let task =
                     Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-                let found = search(&task, &mut |_, _| {}).best?;
+                let found = search(&task, &mut |_| {}).best?;
                 assert_eq!(found.decisions.post_validation, !more[0].ends_with("false"), "{what}");
                 assert!(found.decisions.schedule.splits_backward(), "{what}");
                 Some(found.priced.iteration_s)

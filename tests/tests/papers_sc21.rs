@@ -45,7 +45,7 @@ fn model(name: &str, batch: u64) -> ModelSpec {
 
 fn plan(model: &ModelSpec, gpus: u64, settings: &[String]) -> Option<Found> {
     let restrictions = Restrictions::parse(settings).expect("the settings are valid");
-    search(&Task::new(model, &selene(), gpus, &restrictions), &mut |_, _| {}).best
+    search(&Task::new(model, &selene(), gpus, &restrictions), &mut |_| {}).best
 }
 
 fn settings(habits: &[&str], more: &[String]) -> Vec<String> {
@@ -159,5 +159,5 @@ fn time_s(model: &ModelSpec, gpus: u64, settings: &[String]) -> f64 {
     let selene = selene();
     let mut task = Task::new(model, &selene, gpus, &restrictions);
     task.ignore_memory = true;
-    search(&task, &mut |_, _| {}).best.expect("some configuration exists").priced.iteration_s
+    search(&task, &mut |_| {}).best.expect("some configuration exists").priced.iteration_s
 }

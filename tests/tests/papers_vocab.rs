@@ -24,7 +24,7 @@ fn time_s(model: &ModelSpec, cluster: &ClusterSpec, gpus: u64, vocab: &str) -> f
     let restrictions = Restrictions::parse(&settings).expect("the settings are valid");
     let mut task = Task::new(model, cluster, gpus, &restrictions);
     task.ignore_memory = true;
-    search(&task, &mut |_, _| {}).best.expect("the configuration exists").priced.iteration_s
+    search(&task, &mut |_| {}).best.expect("the configuration exists").priced.iteration_s
 }
 
 #[test]

@@ -8,9 +8,10 @@ use models::schedule::ScheduleName;
 use planner::partition::{Problem, Scratch, dynamic_program, ilp};
 use planner::request::task::SOLVER_WORK;
 use planner::simulate::{Durations, Workspace};
+use planner::until::Until;
 
 fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
-    let limits = ilp::Limits { paths, work: SOLVER_WORK };
+    let limits = ilp::Limits { paths, work: SOLVER_WORK, until: Until::default() };
     ilp::solve(problem, None, cutoff_s, limits, &mut Scratch::default())
 }
 
@@ -85,7 +86,7 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
         }
         let what = describe(seed, &problem);
         let oracle = stages::best(&problem, &mut Scratch::default());
-        let bounded = dynamic_program::solve(&problem);
+        let bounded = dynamic_program::solve(&problem, f64::INFINITY);
         match (oracle, bounded) {
             (None, None) => {}
             (Some((_, best_s)), Some(found)) => {
@@ -110,7 +111,7 @@ fn the_dynamic_program_is_exact_where_all_forwards_come_first() {
         }
         let what = describe(seed, &problem);
         let best_s = stages::best(&problem, &mut Scratch::default()).map(|(_, best_s)| best_s);
-        let found = dynamic_program::solve(&problem);
+        let found = dynamic_program::solve(&problem, f64::INFINITY);
         assert_eq!(best_s.is_some(), found.is_some(), "{what}");
         let (Some(best_s), Some(found)) = (best_s, found) else { continue };
         let value_s = problem.iteration_s(&found.choice, &mut Scratch::default());
@@ -128,7 +129,7 @@ fn a_program_without_work_left_keeps_its_bound() {
     for seed in 0..instances(150, 1000) {
         let problem = stages::problem(&mut Random::new(seed));
         let Some((_, best_s)) = stages::best(&problem, &mut Scratch::default()) else { continue };
-        let limits = ilp::Limits { work: 1, paths: true };
+        let limits = ilp::Limits { work: 1, paths: true, until: Until::default() };
         let scratch = &mut Scratch::default();
         let report = ilp::solve(&problem, None, f64::INFINITY, limits, scratch);
         let what = describe(seed, &problem);
@@ -152,7 +153,7 @@ fn the_dynamic_program_equals_the_closed_form_as_an_integer_program() {
         let closed = without_other_tails(problem);
         let report = program(&closed, f64::INFINITY, false);
         let program_s = report.best.map(|(_, value_s)| value_s);
-        let dynamic_s = dynamic_program::solve(&closed).map(|found| found.bound_s);
+        let dynamic_s = dynamic_program::solve(&closed, f64::INFINITY).map(|found| found.bound_s);
         match (program_s, dynamic_s) {
             (Some(a), Some(b)) => assert!(close(a, b), "{what}: program {a}, dynamic {b}"),
             (None, None) => {}

@@ -58,7 +58,7 @@ fn compare(seed: u64, instance: &Instance, tally: &mut Tally) {
     let restrictions = instance.restrictions();
     let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
     let Some(answer) = brute::best(&task, MOST_PLACEMENTS) else { return };
-    let outcome = search(&task, &mut |_, _| {});
+    let outcome = search(&task, &mut |_| {});
     tally.compared += 1;
     tally.feasible += u64::from(answer.best.is_some());
     tally.placements += answer.placements;

@@ -36,7 +36,7 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
         models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
     let restrictions = Restrictions::default();
     let task = Task::new(&model, &cluster, gpus, &restrictions);
-    let best_s = search(&task, &mut |_, _| {}).best.expect("something fits").priced.iteration_s;
+    let best_s = search(&task, &mut |_| {}).best.expect("something fits").priced.iteration_s;
     let cache = CostCache::new(&model, &cluster, gpus);
     let (space, layouts) = (task.space(), task.space().layouts());
     let (mut fitting, mut closest, random) = (0, f64::INFINITY, &mut Random::new(7));
@@ -61,7 +61,7 @@ fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
     let cluster = models::cluster::shipped("gb200_nvl72").and_then(Result::ok).expect("it reads");
     let of = |restrictions: &Restrictions| {
         let task = Task::new(&model, &cluster, 72, restrictions);
-        search_wide(&task, &mut |_, _| {}).best.expect("it fits")
+        search_wide(&task, &mut |_| {}).best.expect("it fits")
     };
     let schedule = Choice::of(&ScheduleName::ALL);
     let (free, named) =
@@ -110,7 +110,7 @@ fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) ->
         }
         None => {
             let problem = case.problem(f64::INFINITY, false)?;
-            case.placed(&problem, &dynamic_program::solve(&problem)?.choice)?
+            case.placed(&problem, &dynamic_program::solve(&problem, f64::INFINITY)?.choice)?
         }
     };
     let priced = case.price(&placed, &mut Scratch::default());

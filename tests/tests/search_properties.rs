@@ -10,7 +10,7 @@ use planner::search::search;
 fn best_s(instance: &Instance, cluster: &ClusterSpec) -> f64 {
     let restrictions = instance.restrictions();
     let task = Task::new(&instance.model, cluster, instance.gpus, &restrictions);
-    search(&task, &mut |_, _| {}).best.map_or(f64::INFINITY, |found| found.priced.iteration_s)
+    search(&task, &mut |_| {}).best.map_or(f64::INFINITY, |found| found.priced.iteration_s)
 }
 
 fn never_slower(change: impl Fn(&mut ClusterSpec, f64)) {

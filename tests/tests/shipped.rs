@@ -12,6 +12,7 @@ use planner::pricing::priced::{Placed, PlacedStage, Priced};
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
 use planner::request::task::SOLVER_WORK;
+use planner::until::Until;
 
 const CLUSTERS: [&str; 2] = ["dgx_h100", "selene"];
 
@@ -113,8 +114,9 @@ fn integer_and_dynamic_program_agree_on_every_shipped_model() {
 }
 
 fn agree(name: &str, problem: &Problem) {
-    let limits = ilp::Limits { paths: false, work: SOLVER_WORK };
-    let dynamic_s = dynamic_program::solve(problem).expect("memory is endless").bound_s;
+    let limits = ilp::Limits { paths: false, work: SOLVER_WORK, until: Until::default() };
+    let dynamic_s =
+        dynamic_program::solve(problem, f64::INFINITY).expect("memory is endless").bound_s;
     // A cutoff above the optimum: it excludes nothing that matters, but gives the integer program
     // its scale.
     let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());

@@ -29,7 +29,7 @@ fn stage_of(model: &ModelSpec, cluster: &ClusterSpec, words: &str, stage: usize)
     let pinned = "tp=1 pp=4 dp=1 cp=1 micro_batch=1 zero_stage=0 recompute=none offload=none vocab=first_last";
     let words: Vec<String> = pinned.split(' ').chain(words.split(' ')).map(str::to_owned).collect();
     let restrictions = Restrictions::parse(&words).unwrap();
-    let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_, _| {});
+    let found = search(&Task::new(model, cluster, 4, &restrictions), &mut |_| {});
     let decisions = found.best.expect("it fits").decisions;
     let cache = CostCache::new(model, cluster, 4);
     Configuration::new(&cache, decisions).unwrap().stage(stage, 2 * stage, 2 * stage + 2)

@@ -54,7 +54,7 @@ fn priced(schedule: ScheduleName, dp: u64, zero_stage: u64) -> (Decisions, Price
         settings.push(format!("dp_shard={dp}"));
     }
     let restrictions = Restrictions::parse(&settings).unwrap();
-    let found = search(&Task::new(&model, &cluster, 4 * dp, &restrictions), &mut |_, _| {});
+    let found = search(&Task::new(&model, &cluster, 4 * dp, &restrictions), &mut |_| {});
     let found = found.best.expect("it fits");
     let cache = CostCache::new(&model, &cluster, 4 * dp);
     let case = Configuration::new(&cache, found.decisions.clone()).unwrap();
@@ -213,7 +213,7 @@ fn the_search_for_them_equals_brute_force() {
             continue;
         }
         compared += 1;
-        let outcome = search(&task, &mut |_, _| {});
+        let outcome = search(&task, &mut |_| {});
         let what = format!("seed {}, {:?}", seed - 1, instance.settings);
         assert_eq!(outcome.proof.candidates, answer.combinations, "{what}");
         assert_eq!(outcome.proof.searched_gap, 0.0, "{what}");

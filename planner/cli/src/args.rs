@@ -138,12 +138,24 @@ pub struct PlanArgs {
     /// Look for a faster order of passes than any schedule's, where pipeline ranks have one chunk
     #[arg(long, value_enum)]
     pub order: Option<Order>,
-    /// Seconds for it [default: 60]
-    #[arg(long, value_name = "SECONDS", requires = "order")]
-    pub time_limit: Option<f64>,
+    /// When to answer.
+    #[command(flatten)]
+    pub limit: LimitArgs,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+}
+
+/// When a search has to answer.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct LimitArgs {
+    /// Seconds until the best plan so far is printed, with how far from the best possible it may
+    /// be [default: 1; 0.05 for `estimate` with everything set; 60 more for --order ilp]
+    #[arg(long, value_name = "SECONDS")]
+    pub time_limit: Option<f64>,
+    /// Go on until nothing can be faster; Ctrl-C prints the best so far
+    #[arg(long, conflicts_with = "time_limit")]
+    pub prove: bool,
 }
 
 /// What a plan makes least.
@@ -170,6 +182,9 @@ pub struct EstimateArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
+    /// When to answer.
+    #[command(flatten)]
+    pub limit: LimitArgs,
 }
 
 /// `plan models` and `plan clusters`.
@@ -297,6 +312,9 @@ pub struct ExplainArgs {
     /// The plan's cluster, where it is no shipped one
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
+    /// When to answer.
+    #[command(flatten)]
+    pub limit: LimitArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,7 @@ use crate::args::ExplainArgs;
 use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::output::{self, Progress};
+use crate::planning::deadline;
 use models::plan::Plan;
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};
@@ -14,11 +15,15 @@ use planner::request::flags::request_of;
 use serde_json::json;
 use std::cell::RefCell;
 
+/// Default of `--time-limit`, s.
+const EXPLAINED_S: f64 = 10.0;
+
 /// Prints why a plan is what it is: what the plan itself tells at once, then each alternative as
 /// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let request = request_of(&plan, args.cluster.as_deref())?;
+    let mut request = request_of(&plan, args.cluster.as_deref())?;
+    request.deadline = deadline(args.limit, EXPLAINED_S)?;
     if args.json {
         let found = explanation(&request, &plan, &mut |_, _| Ok(()))?;
         let beside = serde_json::to_value(&found)?;
@@ -55,7 +60,7 @@ type Print<'a> = &'a mut dyn FnMut(Part, &Tried) -> Result<(), Failure>;
 fn explanation(request: &Request, plan: &Plan, print: Print<'_>) -> Result<Explanation, Failure> {
     let progress = RefCell::new(Progress::new());
     let mut failure = None;
-    let mut show = |settled, all| progress.borrow_mut().show(settled, all);
+    let mut show = |standing| progress.borrow_mut().show(standing);
     let mut asker = Asker::new(request, plan.predicted.iteration_s, &mut show);
     let found = asker.explain(&plan.decisions, &mut |part, tried| {
         // The progress line makes room for the alternative.

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use models::input::{InputError, Source, in_words, parse_yaml};
 use models::text::{is_hidden, shown_lines};
+use planner::search::Standing;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -211,14 +212,20 @@ impl Progress {
         Self { begun: Instant::now(), bar: None }
     }
 
-    /// Shows how many combinations are settled.
-    pub fn show(&mut self, settled: u64, all: u64) {
+    /// Shows the best plan so far, how far from the best possible it may be, and how many
+    /// combinations are settled.
+    pub fn show(&mut self, standing: Standing) {
+        let Standing { settled, all, best_s, bound_s } = standing;
         if self.bar.is_none() && self.begun.elapsed() > QUIET && io::stderr().is_terminal() {
             self.bar = Some(bar(all));
         }
         if let Some(bar) = &self.bar {
             bar.set_length(all);
             bar.set_position(settled);
+            if best_s.is_finite() {
+                let gap = 100.0 * (1.0 - bound_s / best_s).max(0.0);
+                bar.set_message(format!("best {best_s:.4} s, at most {gap:.2} % from the best, "));
+            }
         }
     }
 }
@@ -233,7 +240,8 @@ impl Drop for Progress {
 
 fn bar(all: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr());
-    let style =
-        ProgressStyle::with_template("{human_pos} of {human_len} combinations settled, {elapsed}");
+    let style = ProgressStyle::with_template(
+        "{msg}{human_pos} of {human_len} combinations settled, {elapsed}",
+    );
     style.map_or(bar.clone(), |style| bar.with_style(style))
 }

@@ -1,6 +1,6 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
+use crate::args::{EstimateArgs, LimitArgs, Objective, Order, PlanArgs, RequestArgs};
 use crate::failure::Failure;
 use crate::output::{self, Progress, Written};
 use codegen::escape::shell;
@@ -23,15 +23,38 @@ use planner::search::search_wide;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Default of `--time-limit`, s.
+const ANSWER_S: f64 = 1.0;
+/// The same where every decision is set, so that only layers and recomputation are open, s.
+const SINGLE_S: f64 = 0.05;
+
+/// Default of `--time-limit` for `--order ilp`, s.
+const ORDER_S: f64 = 60.0;
+
+/// When to answer, from the start of the program.
+pub fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
+    if limit.prove {
+        return Ok(None);
+    }
+    let seconds = limit.time_limit.unwrap_or(default_s);
+    if !(0.0..=1e6).contains(&seconds) {
+        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
+        return Err(error.help("valid: 0 to 1000000 seconds"));
+    }
+    Ok(Some(Instant::now() + Duration::from_secs_f64(seconds)))
+}
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let request = requested(&args.request)?;
+    let mut request = requested(&args.request)?;
+    request.deadline = deadline(args.limit, ANSWER_S)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
-    let Some(mut answer) = best(&request, args.objective) else {
-        return Err(nothing_fits(&request));
+    let mut answer = match best(&request, args.objective)? {
+        Some(answer) => answer,
+        None => return Err(nothing_fits(&request)),
     };
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
@@ -117,16 +140,8 @@ fn reordered(
     args: &PlanArgs,
 ) -> Result<(Answer, String), Failure> {
     let Some(order) = args.order else { return Ok((answer, String::new())) };
-    let seconds = args.time_limit.unwrap_or(60.0);
-    if !(0.0..=1e6).contains(&seconds) {
-        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
-        return Err(error.help("valid: 0 to 1000000 seconds").into());
-    }
     let decisions = answer.plan.decisions.clone();
-    if order == Order::Auto && args.time_limit.is_some() {
-        let error = InputError::new("--time-limit has no effect on --order auto");
-        return Err(error.help("it is for --order ilp; leave it out").into());
-    }
+    let seconds = if args.limit.prove { 1e6 } else { args.limit.time_limit.unwrap_or(ORDER_S) };
     let (how, by) = match order {
         Order::Ilp => (How::Program(Duration::from_secs_f64(seconds)), "an integer program's"),
         Order::Auto => (How::Greedy, "zb_auto's for these times"),
@@ -151,13 +166,21 @@ fn reordered(
     })
 }
 
-fn best(request: &Request, objective: Objective) -> Option<Answer> {
-    if objective == Objective::Time {
-        return fastest(request);
+/// The best plan; `None` where nothing fits.
+fn best(request: &Request, objective: Objective) -> Result<Option<Answer>, Failure> {
+    let found = if objective == Objective::Time {
+        fastest(request)
+    } else {
+        let mut progress = Progress::new();
+        let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
+        outcome.and_then(|outcome| Answer::new(request, outcome))
+    };
+    if found.is_none() && !is_stopped(request) && request.task().is_stopped() {
+        let text = "error: no plan was found in the time, nor that there is none\n\
+                      help     give it more: --time-limit 10, or --prove to go on to an answer\n";
+        return Err(Failure::Infeasible(text.to_owned()));
     }
-    let mut progress = Progress::new();
-    let outcome = explain::least_memory(request, &mut |settled, all| progress.show(settled, all));
-    Answer::new(request, outcome?)
+    Ok(found)
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
@@ -176,7 +199,9 @@ fn fastest(request: &Request) -> Option<Answer> {
 /// Prices the pinned configuration, even if it does not fit. One that fits without the headroom is
 /// feasible, with a warning.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
-    let request = requested(&args.request)?;
+    let mut request = requested(&args.request)?;
+    let single = request.task().space().is_single();
+    request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;
     let without_headroom = request.without_headroom();
     let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
@@ -207,7 +232,7 @@ fn complete_nothing(request: &Request) -> Result<(), Failure> {
 
 fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
     let mut progress = Progress::new();
-    let outcome = search_wide(task, &mut |settled, all| progress.show(settled, all));
+    let outcome = search_wide(task, &mut |standing| progress.show(standing));
     Answer::new(request, outcome)
 }
 
@@ -217,7 +242,7 @@ fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alte
         return vec![];
     }
     let mut progress = Progress::new();
-    let mut show = |settled, all| progress.show(settled, all);
+    let mut show = |standing| progress.show(standing);
     let own_s = answer.plan.predicted.iteration_s;
     Asker::new(request, own_s, &mut show).alternatives(&answer.plan.decisions, args.top)
 }
@@ -225,7 +250,7 @@ fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alte
 /// What more memory per GPU would save.
 fn binds(request: &Request, answer: &Answer) -> String {
     let mut progress = Progress::new();
-    let mut show = |settled, all| progress.show(settled, all);
+    let mut show = |standing| progress.show(standing);
     let own_s = answer.plan.predicted.iteration_s;
     let more = Asker::new(request, own_s, &mut show).more_memory();
     more.map_or_else(String::new, |(more, best)| {
@@ -243,7 +268,7 @@ fn not_runnable(request: &Request, answer: &Answer) -> Option<NotRunnable> {
     let own_s = answer.plan.predicted.iteration_s;
     let all = Restrictions { runnable: false, ..request.restrictions.clone() };
     let task = Task { restrictions: &all, cutoff_s: own_s, ..request.task() };
-    let found = search_wide(&task, &mut |settled, all| progress.show(settled, all)).best?;
+    let found = search_wide(&task, &mut |standing| progress.show(standing)).best?;
     let reasons = unsupported_decisions(&request.model, &found.decisions);
     let iteration_s = found.priced.iteration_s;
     // The search may also end with the answer itself, or another plan as fast.
@@ -260,7 +285,7 @@ fn nothing_fits(request: &Request) -> Failure {
         return interrupted;
     }
     let mut progress = Progress::new();
-    let found = explain::shortage(request, &mut |settled, all| progress.show(settled, all));
+    let found = explain::shortage(request, &mut |standing| progress.show(standing));
     Failure::Infeasible(explain_text::shortage(request, &found))
 }
 

@@ -76,6 +76,9 @@ pub const FAR: f64 = 3.0;
 /// Work of integer programs for one question. An alternative need not be proven optimal.
 const QUESTION_WORK: u64 = SOLVER_WORK / 40;
 
+/// Share of the time left for finding the least memory.
+const NARROWING: f64 = 0.6;
+
 /// Additional memory that `plan` tries, bytes.
 const MORE_BYTES: f64 = 4e9;
 
@@ -331,11 +334,15 @@ fn alternative(found: &Found, own_s: f64) -> Alternative {
 /// Why nothing fits, and what would.
 #[derive(Clone, Debug)]
 pub struct Shortage {
-    /// The configuration that needs the least memory, to 1 % of its bytes. `None` where none
-    /// exists.
+    /// A configuration that needs little memory. `None` where none exists.
     pub leanest: Option<Found>,
+    /// In less than this share of that memory nothing is known to fit: 0.99, or less where the time
+    /// was up.
+    pub leanest_to: f64,
     /// Changes that make it fit: the text of each and the configuration that then fits.
     pub remedies: Vec<(String, Found)>,
+    /// Whether all changes were tried before the time was up.
+    pub complete: bool,
 }
 
 /// Finds by how much memory falls short, and the smallest changes that would suffice.
@@ -344,12 +351,16 @@ pub struct Shortage {
 /// the fewest micro-batches, one sequence a micro-batch, and full recomputation.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
-    let leanest = leanest(&corner, progress);
+    let (leanest, leanest_to) = match leanest(&corner.with_share(NARROWING), progress) {
+        Some((found, to)) => (Some(found), to),
+        None => (None, 0.0),
+    };
     let mut remedies: Vec<(String, Found)> = vec![];
     remedies.extend(without_headroom(&corner, progress));
     remedies.extend(without_a_setting(&corner, progress));
     remedies.extend(more_gpus(&corner, progress));
-    Shortage { leanest, remedies }
+    let complete = !request.task().is_stopped();
+    Shortage { leanest, leanest_to, remedies, complete }
 }
 
 fn lean(r: &Restrictions) -> Restrictions {
@@ -366,12 +377,14 @@ fn lean(r: &Restrictions) -> Restrictions {
     lean
 }
 
-/// Doubles device memory until something fits, then narrows it down.
-fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
+/// Doubles device memory until something fits, then narrows it down. With it the share of that
+/// memory in which nothing fits.
+fn leanest(request: &Request, progress: Progress<'_>) -> Option<(Found, f64)> {
     let mut factor = 2.0;
     while factor < 1e6 && !request.task().is_stopped() {
-        if let Some(outcome) = with_factor(request, factor, progress) {
-            return close_in(request, factor / 2.0, (factor, outcome), progress).best;
+        if let Some(found) = any_with_factor(request, factor, progress) {
+            let (low, high, found) = close_in(request, factor / 2.0, (factor, found), progress);
+            return Some((found, low / high));
         }
         factor *= 2.0;
     }
@@ -382,36 +395,50 @@ fn leanest(request: &Request, progress: Progress<'_>) -> Option<Found> {
 /// where nothing fits into the actual memory.
 pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
     let cluster = &request.cluster;
-    let outcome = with_factor(request, 1.0, progress)?;
+    let found = any_with_factor(request, 1.0, progress)?;
     let low = (cluster.reserved_bytes() / cluster.device.hbm_bytes).max(1e-3);
-    Some(close_in(request, low, (1.0, outcome), progress))
+    let narrowing = request.with_share(NARROWING);
+    let (_, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
+    let cluster = with_factor(request, factor);
+    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
+    // Where the time is up, nothing is proven of the configuration that was found on the way.
+    Some(Outcome { best: outcome.best.or(Some(found)), ..outcome })
 }
 
-/// Bisects between a factor of device memory that is too little and one that is enough.
+/// Bisects between a factor of device memory that is too little and one that is enough, to 1 % or
+/// until the time is up.
 fn close_in(
     request: &Request,
     mut low: f64,
-    enough: (f64, Outcome),
+    enough: (f64, Found),
     progress: Progress<'_>,
-) -> Outcome {
-    let (mut high, mut outcome) = enough;
-    while high > 1.01 * low && !request.task().is_stopped() {
+) -> (f64, f64, Found) {
+    let (mut high, mut found) = enough;
+    while high > 1.01 * low {
         let middle = (low * high).sqrt();
-        match with_factor(request, middle, progress) {
-            Some(leaner) => (high, outcome) = (middle, leaner),
+        let leaner = any_with_factor(request, middle, progress);
+        if request.task().is_stopped() {
+            break;
+        }
+        match leaner {
+            Some(leaner) => (high, found) = (middle, leaner),
             None => low = middle,
         }
     }
-    outcome
+    (low, high, found)
 }
 
-/// The search with device memory scaled by a factor, if anything fits.
-fn with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Outcome> {
+fn with_factor(request: &Request, factor: f64) -> ClusterSpec {
     let mut cluster = request.cluster.clone();
     cluster.device.hbm_bytes *= factor;
-    let task = Task { cluster: &cluster, solver_work: QUESTION_WORK, ..request.task() };
-    let outcome = search(&task, progress);
-    outcome.best.is_some().then_some(outcome)
+    cluster
+}
+
+/// Anything that fits into the device memory times a factor.
+fn any_with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Found> {
+    let cluster = with_factor(request, factor);
+    let task = Task { cluster: &cluster, any: true, solver_work: QUESTION_WORK, ..request.task() };
+    search(&task, progress).best
 }
 
 fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {

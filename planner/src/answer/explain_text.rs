@@ -222,15 +222,16 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         text += &line(
             "  binds",
             &format!(
-                "memory of pipeline rank {at}: the leanest way needs {} (to 1 %), {} more than there is{besides}",
+                "memory of pipeline rank {at}: the leanest way needs {} (to {:.0} %), {} more than there is{besides}",
                 bytes(need as u64),
+                (100.0 * (1.0 - found.leanest_to)).max(1.0),
                 bytes((need - has).max(0.0) as u64)
             ),
         );
         text += &line("  that is", &decisions(&leanest.decisions));
         text += &line("  takes", &consumers(leanest, at));
     }
-    if found.leanest.is_none() {
+    if found.leanest.is_none() && found.complete {
         text += &line("  binds", "host memory, with what is offloaded to it");
     }
     for (index, (change, way)) in found.remedies.iter().enumerate() {
@@ -238,7 +239,11 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         text += &line(label, &format!("{change}: {}", decisions(&way.decisions)));
     }
     if found.remedies.is_empty() {
-        text += &line("  fits", "nothing tried up to 1,024 times as many GPUs");
+        let tried = match found.complete {
+            true => "nothing tried up to 1,024 times as many GPUs",
+            false => "what would fit was not found in the time; --prove goes on",
+        };
+        text += &line("  fits", tried);
     }
     text
 }

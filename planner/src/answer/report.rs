@@ -188,6 +188,7 @@ fn search_json(proof: &Proof, effort: Effort) -> Value {
         "solved": proof.ilps,
         "ms_per_ilp": effort.ms_per_ilp,
         "elapsed_s": effort.elapsed_s,
+        "first_s": effort.first_s,
         "proven_optimal": proof.proven_optimal,
         "gap": proof.gap,
         "searched_gap": proof.searched_gap,

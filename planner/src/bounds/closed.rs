@@ -1,6 +1,8 @@
 //! Bounds from parallel degrees and total load alone.
 
+use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
+use crate::cost::state::LocalParams;
 use models::schedule::ScheduleName;
 
 /// Lower bound on the passes of any placement on a pipeline, s. `spent_s` is a lower bound on what
@@ -112,17 +114,140 @@ fn with_passes_s(m: f64, p: f64, total_s: f64, vocab_s: f64) -> f64 {
     total_s / (1.0 - (1.0 - 1.0 / m).powf(p)) + m * vocab_s
 }
 
+/// Lower bound on passes, reductions and the step after the barrier for one choice of parameter
+/// state, s, whatever the partition. `work` includes what the state adds to passes; `spent_s` is a
+/// lower bound on the recomputation of one micro-batch.
+///
+/// Every rank runs its passes and then the reductions of its own parameters. The largest of:
+/// - the mean over ranks of passes and reductions;
+/// - the averages of rows in [`rows_and_reductions_s`] and [`path_and_reductions_s`];
+/// - the ranks of the vocabulary layers: the backward path of any micro-batch ends on the rank of
+///   the embedding; the first micro-batch takes its forward path to that of the output layer, which
+///   then runs it for every micro-batch.
+pub fn with_state_s(
+    spec: &PipelineSpec,
+    work: &MicroBatchCost,
+    view: &StateView,
+    spent_s: f64,
+) -> f64 {
+    let (m, p) = (spec.m(), spec.ranks as f64);
+    let (embedding, head) = (&work.embedding, &work.head);
+    let tail_s = |params| view.tail_of_s(params, spec.chunks);
+    let layers = work.params() * (spec.copies() as f64 / p);
+    let over_pipeline = spec.passes.is_some();
+    let ends = embedding.params + head.params;
+    // With vocabulary passes every rank holds a shard.
+    let shared = if over_pipeline { ends } else { ends * spec.copies() as f64 / p };
+    let (ends_s, head_s) = match over_pipeline {
+        true => (0.0, 0.0),
+        false => (embedding.load_s() + head.load_s(), spec.runs() * head.load_s()),
+    };
+    let vocab_s = m * spec.passes_s();
+    let mean_s =
+        m * (work.load_s() + spent_s + ends_s) / p + vocab_s + tail_s(layers + dense(shared));
+    let mut longest_s = mean_s;
+    if p > 1.0 && spec.copies() == 1 {
+        let held_s = if over_pipeline { tail_s(dense(ends)) } else { tail_s(dense(0.0)) };
+        let rows_s = rows_and_reductions_s(spec, work, view) + vocab_s + held_s;
+        longest_s = longest_s.max(rows_s).max(path_and_reductions_s(spec, work, view) + held_s);
+    }
+    if !over_pipeline {
+        let down_s = work.layers_s(|kind| kind.forward_s) + embedding.forward_s;
+        let first_s = way_s(spec, work) + tail_s(dense(embedding.params));
+        longest_s = longest_s.max(first_s).max(down_s + head_s + tail_s(dense(head.params)));
+    }
+    longest_s + least_step_s(spec, work, view)
+}
+
+/// Lower bound on the work after the barrier, s: some rank has at least the mean parameters, one
+/// the embedding, and one the output layer.
+pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+    let (embedding, head) = (work.embedding.params, work.head.params);
+    let share = spec.copies() as f64 / spec.ranks as f64;
+    let shared = (embedding + head) * if spec.passes.is_some() { 1.0 } else { share };
+    let mean = work.params() * share + dense(shared);
+    let all = [mean, dense(embedding), dense(head)];
+    all.into_iter().map(|params| view.step_of_s(params, spec.chunks)).fold(0.0, f64::max)
+}
+
+fn dense(dense: f64) -> LocalParams {
+    LocalParams { dense, expert: 0.0 }
+}
+
+/// The forward and backward path of one micro-batch, s, without separate weight gradients,
+/// vocabulary passes and transfers.
+fn way_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
+    let first = spec.options()[0];
+    let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
+    let layers_s =
+        work.layers_s(|kind| kind.load_s() + kind.recompute_s[first] - apart(kind.weight_s));
+    let ends_s = work.embedding.load_s() + work.head.load_s() - apart(work.head.weight_s);
+    layers_s + if spec.passes.is_some() { 0.0 } else { ends_s }
+}
+
+/// One chunk a rank: rank `q` runs its passes after one forward of each earlier rank, and then its
+/// reductions, `T ≥ Σ_{j<q} f_j + o_q` with `o` the passes and reductions of a rank. The rows are
+/// averaged with weights `λ_q = (1 − r)^(p−1−q) λ`, `λ = r/(1 − (1 − r)^p)` and `r` the least
+/// `f/o` of any layer: then every layer counts at least `λ o`, wherever it lies.
+fn rows_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+    if spec.chunks > 1 {
+        return 0.0;
+    }
+    let first = spec.options()[0];
+    let own_s = |kind: &KindCost| {
+        spec.m() * (kind.load_s() + kind.recompute_s[first]) + view.tail_of_s(kind.params, 0)
+    };
+    let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
+    let share = present().map(|(kind, _)| kind.forward_s / own_s(kind)).fold(1.0, f64::min);
+    let weight = if share > 0.0 && share < 1.0 {
+        share / (1.0 - (1.0 - share).powf(spec.ranks as f64))
+    } else {
+        1.0 / spec.ranks as f64
+    };
+    let head = &work.head;
+    let head_s = spec.m() * head.load_s() + view.tail_of_s(dense(head.params), 0);
+    weight * (work.layers_s(own_s) + if spec.passes.is_some() { 0.0 } else { head_s })
+}
+
+/// A micro-batch's last backward on rank `q` ends before its backward path to the first rank, so
+/// `T ≥ way − Σ_{j<q} b_j + t_q` with `t` a rank's reductions and `b` the backward of its layers.
+/// The rows are averaged with weights `λ_q = (1 + r)^(p−1−q) λ`, `λ = r/((1 + r)^p − 1)` and `r`
+/// the largest `b/t` of any layer: then every layer counts at least `λ t`, wherever it lies.
+fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+    let first = spec.options()[0];
+    let tail_s = |kind: &KindCost| view.tail_of_s(kind.params, 0);
+    let back_s = |kind: &KindCost| {
+        let backward_s = if spec.splits_backward() { kind.input_s } else { kind.backward_s };
+        backward_s + kind.recompute_s[first]
+    };
+    let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
+    let ratio = present().map(|(kind, _)| back_s(kind) / tail_s(kind)).fold(0.0, f64::max);
+    let way_s = way_s(spec, work);
+    if !ratio.is_finite() || ratio <= 0.0 {
+        return way_s;
+    }
+    let weight = ratio / ((1.0 + ratio).powf(spec.ranks as f64) - 1.0);
+    way_s + weight * work.layers_s(tail_s)
+}
+
+/// Bytes of parameter state on a device, on average.
+pub fn mean_state_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64; 2]) -> f64 {
+    let params = work.params();
+    let ends = work.embedding.params + work.head.params;
+    let states = (params.dense + ends) * state_bytes[0] + params.expert * state_bytes[1];
+    spec.copies() as f64 * states / spec.ranks as f64
+}
+
 /// Lower bound on the bytes of the fullest device: the mean over devices of parameter state and of
 /// one micro-batch's activations with the leanest recomputation, or the same for the most layers of
 /// one kind that some device must hold.
 pub fn least_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64; 2]) -> f64 {
-    let (params, options) = (work.params(), spec.options());
-    let ends = work.embedding.params + work.head.params;
-    let states = (params.dense + ends) * state_bytes[0] + params.expert * state_bytes[1];
+    let options = spec.options();
     let leanest = |kind: &KindCost| {
         options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
     };
-    let mean = (spec.copies() as f64 * states + work.layers_s(leanest)) / spec.ranks as f64;
+    let states = mean_state_bytes(spec, work, state_bytes);
+    let mean = states + work.layers_s(leanest) / spec.ranks as f64;
     let copies = spec.copies() as f64;
     let fullest = work.fullest(spec.ranks, spec.copies(), |_, kind| {
         let KindCost { params, .. } = kind;

@@ -166,12 +166,8 @@ impl<'a> PartitionBound<'a> {
 
     /// The longest chain of a stage with a split backward, with its own reductions.
     fn split_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
-        let (from, to, view) = (&self.before[start], &self.before[end], &self.stages[stage]);
-        let params = LocalParams {
-            dense: to.params.dense - from.params.dense,
-            expert: to.params.expert - from.params.expert,
-        };
-        let tail_s = self.state.tail_of_s(params, 1);
+        let (from, view) = (&self.before[start], &self.stages[stage]);
+        let tail_s = self.own_tail_s(start, end);
         let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
         let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.spec.passes_s() };
@@ -265,10 +261,14 @@ impl<'a> PartitionBound<'a> {
         let first = ends.0.max(start + self.fewest(stage));
         for (end, behind_s) in behind.iter().enumerate().take(ends.1 + 1).skip(first) {
             let row = self.row(stage, start, end);
-            if row.total_s >= limit_s {
+            let splits = self.spec.splits_backward();
+            let own_tail_s = if splits { self.own_tail_s(start, end) } else { 0.0 };
+            if row.total_s + own_tail_s >= limit_s {
                 break;
             }
-            let splits = self.spec.splits_backward();
+            if *behind_s >= limit_s {
+                continue;
+            }
             let own_s = if splits {
                 self.split_s(stage, (start, end), &row)
             } else {
@@ -304,6 +304,13 @@ impl<'a> PartitionBound<'a> {
             behind = here;
         }
         behind[0] + fixed_s
+    }
+
+    /// The reductions of a rank's own layers, s.
+    fn own_tail_s(&self, start: usize, end: usize) -> f64 {
+        let (from, to) = (&self.before[start].params, &self.before[end].params);
+        let params = LocalParams { dense: to.dense - from.dense, expert: to.expert - from.expert };
+        self.state.tail_of_s(params, 1)
     }
 
     /// The reductions of rank 0: nothing hides them, and every row ends with its last pass.

@@ -245,17 +245,13 @@ impl States {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
                 spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
             });
-            StateOverhead { bytes: view.bytes, added_s: passes_s + behind_s(mean, 1), fullest_s }
+            StateOverhead { view: view.clone(), added_s: passes_s + behind_s(mean, 1), fullest_s }
         };
         let mut all: Vec<StateOverhead> = self.views().map(of).collect();
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
         let mut overheads: Vec<StateOverhead> = vec![];
         for overhead in all {
-            // A choice that costs less on average may cost more on a rank with one kind of layer.
-            let undercuts = |known: &StateOverhead| {
-                let no_larger = known.bytes.iter().zip(overhead.bytes).all(|(a, b)| *a <= b);
-                no_larger && known.fullest_s <= overhead.fullest_s
-            };
+            let undercuts = |known: &StateOverhead| known.view.undercuts(&overhead.view);
             if !overheads.iter().any(undercuts) {
                 overheads.push(overhead);
             }
@@ -265,12 +261,12 @@ impl States {
 }
 
 /// Lower bounds on the cost of one choice of parameter state on a rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StateOverhead {
-    /// Bytes per parameter, dense and expert.
-    pub bytes: [f64; 2],
+    /// The choice.
+    pub view: StateView,
     /// Seconds in passes, after them and after the barrier, for the mean of all ranks with one
-    /// stage each.
+    /// stage each, without vocabulary layers.
     pub added_s: f64,
     /// All seconds of a rank that holds of one kind only as many layers as some rank must hold; the
     /// largest over kinds.
@@ -278,6 +274,17 @@ pub struct StateOverhead {
 }
 
 impl StateView {
+    /// Whether it is no worse than another choice in any respect.
+    fn undercuts(&self, other: &Self) -> bool {
+        let all = |own: &[f64], other: &[f64]| own.iter().zip(other).all(|(a, b)| a <= b);
+        all(&self.bytes, &other.bytes)
+            && all(&self.tail_s, &other.tail_s)
+            && all(&self.step_s, &other.step_s)
+            && all(&self.gather_s, &other.gather_s)
+            && all(&self.scatter_s, &other.scatter_s)
+            && all(&[self.starts_s.0, self.starts_s.1], &[other.starts_s.0, other.starts_s.1])
+    }
+
     /// What the passes of all micro-batches over all layers do not hide, s.
     pub fn in_all_passes_s(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> f64 {
         if !self.in_passes() {

@@ -26,6 +26,7 @@ use super::dynamic_program::Warm;
 use super::milestones::{At, PassCounts};
 use super::{Choice, Problem, Scratch};
 use crate::simulate::{CriticalPath, Durations};
+use crate::until::Until;
 use good_lp::{
     Expression, SolverModel, Variable, constraint,
     solvers::highs::{HighsProblem, highs},
@@ -58,8 +59,8 @@ pub struct Report {
 }
 
 /// Limits on work and precision.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'l> {
     /// Work for one problem: simplex iterations times rows and columns of their program, the same
     /// on every machine. It is enforced by a limit on branch-and-bound nodes, so a program's root
     /// relaxation may exceed it.
@@ -67,6 +68,8 @@ pub struct Limits {
     /// Whether path rows are added until the program agrees with the simulation. Without them the
     /// program is the closed form alone.
     pub paths: bool,
+    /// When to end with the best choice and bound so far.
+    pub until: Until<'l>,
 }
 
 /// Simplex iterations that a branch-and-bound node takes on average, to turn work into nodes.
@@ -77,7 +80,7 @@ pub fn solve(
     problem: &Problem,
     incumbent: Option<(Choice, f64)>,
     cutoff_s: f64,
-    limits: Limits,
+    limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> Report {
     let best = incumbent.filter(|(_, value)| *value < cutoff_s);
@@ -92,7 +95,7 @@ pub fn solve_with(
     problem: &Problem,
     known: Vec<CriticalPath>,
     cutoff_s: f64,
-    limits: Limits,
+    limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> (Report, Vec<CriticalPath>) {
     run(problem, Report::default(), known, cutoff_s, limits, scratch)
@@ -103,14 +106,14 @@ fn run(
     mut report: Report,
     mut paths: Vec<CriticalPath>,
     cutoff_s: f64,
-    limits: Limits,
+    limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> (Report, Vec<CriticalPath>) {
     let begun = Instant::now();
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
         let left = limits.work.saturating_sub(report.work);
-        if left == 0 {
+        if left == 0 || limits.until.is_over() {
             break;
         }
         let Some(program) = Program::build(problem, &paths, bar_s) else {
@@ -119,7 +122,7 @@ fn run(
             break;
         };
         report.solves += 1;
-        let solved = program.solve(left);
+        let solved = program.solve(left, limits.until);
         report.work += solved.work.max(1);
         if solved.nothing_below {
             report.proven = true;
@@ -154,7 +157,7 @@ fn run(
 fn first_paths(
     problem: &Problem,
     report: &Report,
-    limits: Limits,
+    limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> Vec<CriticalPath> {
     let known = report.best.as_ref().filter(|_| limits.paths);
@@ -231,7 +234,7 @@ impl Program {
     }
 
     /// Solves the program with at most this much work, counted as in [`Limits::work`].
-    fn solve(self, work: u64) -> Solved {
+    fn solve(self, work: u64, until: Until<'_>) -> Solved {
         let Ok(mut model) = self.model.try_into_inner() else { return Solved::default() };
         let nodes = work / (self.size * ITERATIONS_A_NODE).max(1);
         model.set_option("presolve", self.presolve);
@@ -241,6 +244,9 @@ impl Program {
         model.set_option("mip_abs_gap", 1e-6);
         model.set_option("threads", 1);
         model.set_option("mip_max_nodes", i32::try_from(nodes.max(1)).unwrap_or(i32::MAX));
+        if let Some(left) = until.left() {
+            model.set_option("time_limit", left.as_secs_f64());
+        }
         let Ok(solved) = model.try_solve() else { return Solved::default() };
         let work = self.size * solved.simplex_iteration_count().max(1) as u64;
         let finished = matches!(solved.status(), HighsModelStatus::Optimal);

@@ -58,6 +58,7 @@ impl Request {
         let restrictions = restrictions(&flags.settings, flags.runnable, &cluster, &model)?;
         let request = Self {
             stop: Arc::default(),
+            deadline: None,
             model: with_imbalance(
                 with_capacity(model, restrictions.capacity_factor)?,
                 flags.expert_imbalance,
@@ -138,6 +139,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     let restrictions = restrictions(&inputs.settings, inputs.runnable, &cluster, &inputs.model)?;
     Ok(Some(Request {
         stop: Arc::default(),
+        deadline: None,
         model: inputs.model.clone(),
         file: None,
         cluster: cluster.with_headroom(inputs.headroom),

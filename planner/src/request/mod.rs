@@ -8,12 +8,14 @@ pub mod task;
 
 pub use task::Task;
 
+use crate::until::Until;
 use models::cluster::ClusterSpec;
 use models::input::{InputError, Source};
 use models::model::ModelSpec;
 use restrictions::Restrictions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// A finished request: every value is present and none contradicts another.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ pub struct Request {
     pub restrictions: Restrictions,
     /// Set to end a search early with the best plan so far.
     pub stop: Arc<AtomicBool>,
+    /// When its searches have to answer; `None` where they go on to a proof.
+    pub deadline: Option<Instant>,
 }
 
 /// Default headroom. A run fails where it needs more memory than predicted; nine in ten groups of
@@ -50,6 +54,13 @@ impl Request {
     #[must_use]
     pub fn without_headroom(&self) -> Self {
         Self { cluster: self.cluster.clone().with_headroom(0.0), ..self.clone() }
+    }
+
+    /// The same with a share of the time left.
+    #[must_use]
+    pub fn with_share(&self, share: f64) -> Self {
+        let until = Until { interrupt: None, deadline: self.deadline };
+        Self { deadline: until.share(share).deadline, ..self.clone() }
     }
 
     /// Restrictions of fewer settings than the request's.
@@ -64,6 +75,6 @@ impl Request {
     /// The search that answers it.
     pub fn task(&self) -> Task<'_> {
         let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
-        Task { stop: Some(&self.stop), ..task }
+        Task { until: Until { interrupt: Some(&self.stop), deadline: self.deadline }, ..task }
     }
 }

@@ -183,6 +183,11 @@ impl<'a> Space<'a> {
         !self.contexts().iter().any(&mut open)
     }
 
+    /// Whether there is a single combination.
+    pub fn is_single(&self) -> bool {
+        self.count() == 1
+    }
+
     /// All parallel layouts.
     pub fn layouts(&self) -> Vec<ParallelLayout> {
         self.contexts().iter().flat_map(|context| self.split_experts(context)).collect()

@@ -2,9 +2,9 @@
 
 use super::restrictions::Restrictions;
 use super::space::Space;
+use crate::until::Until;
 use models::cluster::ClusterSpec;
 use models::model::ModelSpec;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The input of a search.
 #[derive(Clone, Debug)]
@@ -21,11 +21,16 @@ pub struct Task<'a> {
     pub ignore_memory: bool,
     /// Prunes everything that is not faster than this, s.
     pub cutoff_s: f64,
+    /// Ends with the first configuration that fits, however slow.
+    pub any: bool,
     /// Work limit of all integer programs together, in units of
     /// [`ilp::Limits::work`](crate::partition::ilp::Limits::work).
     pub solver_work: u64,
-    /// Set to end the search early with the best plan so far.
-    pub stop: Option<&'a AtomicBool>,
+    /// When to end with the best plan so far.
+    pub until: Until<'a>,
+    /// Search nodes to expand at most. The same number gives the same plan and bound, whatever
+    /// the machine and its threads.
+    pub most_expansions: u64,
 }
 
 impl<'a> Task<'a> {
@@ -43,14 +48,16 @@ impl<'a> Task<'a> {
             restrictions,
             ignore_memory: false,
             cutoff_s: f64::INFINITY,
+            any: false,
             solver_work: SOLVER_WORK,
-            stop: None,
+            until: Until::default(),
+            most_expansions: u64::MAX,
         }
     }
 
     /// Whether the search was asked to end.
     pub fn is_stopped(&self) -> bool {
-        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+        self.until.is_over()
     }
 
     /// The space it spans.

@@ -7,7 +7,7 @@
 //! the bounded search finds with a barrier.
 
 use super::queue::{self, named_by_result};
-use super::{Effort, Found, Outcome, Progress};
+use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
@@ -37,9 +37,12 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let mut proof = Proof { candidates: all.len() as u64, family, ..Proof::default() };
     let mut scratch = Scratch::default();
     let mut best: Option<(Decisions, Placed, f64)> = seed(task, &cache, &mut scratch);
+    let mut first_s = best.as_ref().map(|_| begun.elapsed().as_secs_f64());
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
     for (n, decisions) in all.into_iter().enumerate() {
-        progress(n as u64, proof.candidates);
+        let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
+        let standing = Standing { settled: n as u64, all: proof.candidates, best_s, bound_s: 0.0 };
+        progress(standing);
         if task.is_stopped() {
             open_s = 0.0;
             break;
@@ -62,6 +65,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         match listed.best {
             Some((placed, pipeline_s)) => {
                 let time_s = configuration.with_overheads_s(pipeline_s);
+                first_s = first_s.or(Some(begun.elapsed().as_secs_f64()));
                 best = Some((configuration.decisions, placed, time_s));
             }
             None => proof.cut_by_time += 1,
@@ -73,7 +77,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     proof.proven_optimal = open_s >= best_s;
     proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
     proof.searched_gap = proof.gap;
-    let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), ms_per_ilp };
+    let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), first_s, ms_per_ilp };
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
         let configuration = Configuration::new(&cache, decisions).ok()?;
@@ -105,7 +109,7 @@ fn seed(
         post_validation: Choice::default(),
         ..asked.clone()
     };
-    let found = queue::run(&Task { restrictions: &restrictions, ..task.clone() }, &mut |_, _| {});
+    let found = queue::run(&Task { restrictions: &restrictions, ..task.clone() }, &mut |_| {});
     let Found { decisions, placed, .. } = found.best?;
     let decisions = Decisions { post_validation: true, ..decisions };
     let configuration = Configuration::new(cache, decisions).ok()?;

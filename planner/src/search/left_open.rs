@@ -31,6 +31,10 @@ pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64
         if bound_s >= least_s {
             break;
         }
+        if task.is_stopped() {
+            least_s = bound_s;
+            break;
+        }
         for parallel in worker.layouts_below(&context.node(bound_s), least_s) {
             least_s = least_s.min(worker.left_open_s(&parallel, least_s, apart));
         }

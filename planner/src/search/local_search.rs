@@ -37,16 +37,16 @@ struct Chain {
 
 impl Configuration<'_> {
     /// The local optimum reached from a placement by moves of single layers, with its time before
-    /// overheads, s.
+    /// overheads, s. Of `limits`, the cut-off does not count.
     pub fn hill_climb(
         &self,
         start: (Placed, f64),
-        ignore_memory: bool,
+        limits: Limits<'_>,
         scratch: &mut Scratch,
     ) -> (Placed, f64) {
         let mut chains = vec![];
         let mut best = start;
-        while let Some(step) = self.step(&best, &mut chains, ignore_memory, scratch) {
+        while let Some(step) = self.step(&best, &mut chains, limits, scratch) {
             best = step;
         }
         best
@@ -59,7 +59,7 @@ impl Configuration<'_> {
         &self,
         (placed, pipeline_s): &(Placed, f64),
         chains: &mut Vec<Chain>,
-        ignore_memory: bool,
+        limits: Limits<'_>,
         scratch: &mut Scratch,
     ) -> Option<(Placed, f64)> {
         let problem = self.problem_of(self.columns_of_placed(placed));
@@ -74,14 +74,14 @@ impl Configuration<'_> {
         moves.sort_by(|&a, &b| chains[0].after_s(a).total_cmp(&chains[0].after_s(b)));
         let (mut limit_s, mut best, mut failed) = (pipeline_s * (1.0 - LEAST_GAIN), None, 0);
         for pair in moves {
-            if failed == MAX_FAILED_MOVES {
+            if failed == MAX_FAILED_MOVES || limits.until.is_over() {
                 break;
             }
             if chains.iter().any(|chain| chain.after_s(pair) >= limit_s) {
                 continue;
             }
             let cut = [after(&counts, pair)];
-            let limits = Limits { ignore_memory, ..Limits::below(limit_s) };
+            let limits = Limits { cutoff_s: limit_s, ..limits };
             let tried = self.best_listed(&cut, limits, scratch);
             match tried.best {
                 Some((placed, value_s)) => {

@@ -37,8 +37,23 @@ use models::schedule::ScheduleName;
 pub struct Effort {
     /// The search, s.
     pub elapsed_s: f64,
+    /// From its start to the first plan that fits, s, if there is one.
+    pub first_s: Option<f64>,
     /// Integer programs on average, ms.
     pub ms_per_ilp: f64,
+}
+
+/// How far a search is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// Combinations settled.
+    pub settled: u64,
+    /// All combinations.
+    pub all: u64,
+    /// The incumbent's time, s; infinite where there is none.
+    pub best_s: f64,
+    /// What no combination undercuts, s.
+    pub bound_s: f64,
 }
 
 /// The best configuration found.
@@ -63,8 +78,8 @@ pub struct Outcome {
     pub effort: Effort,
 }
 
-/// Called now and then with the number of combinations settled and of all.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+/// Called now and then with how far a search is.
+pub type Progress<'a> = &'a mut dyn FnMut(Standing);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
@@ -88,6 +103,6 @@ pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
     let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
     let elapsed_s = narrow.effort.elapsed_s + wide.effort.elapsed_s;
-    let effort = Effort { elapsed_s, ..wide.effort };
+    let effort = Effort { elapsed_s, first_s: narrow.effort.first_s, ..wide.effort };
     Outcome { best: wide.best.or(narrow.best), proof: wide.proof, effort }
 }

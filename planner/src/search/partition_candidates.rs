@@ -27,6 +27,7 @@ use crate::pricing::recompute_split::{RecomputeCost, options};
 use crate::pricing::{Configuration, StageCost};
 use crate::request::task::SOLVER_WORK;
 use crate::simulate::CriticalPath;
+use crate::until::Until;
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
@@ -44,10 +45,14 @@ impl Configuration<'_> {
         limits: Limits<'_>,
         scratch: &mut Scratch,
     ) -> BestListed {
-        let Limits { cutoff_s, ignore_memory, known, work } = limits;
+        let Limits { cutoff_s, ignore_memory, known, work, until } = limits;
         let mut costs = HashMap::default();
         let mut found = BestListed { cutoff_s, ..BestListed::default() };
         for ranges in list {
+            if until.is_over() {
+                found.open_s = 0.0;
+                break;
+            }
             let stages = self.stage_costs(ranges, &mut costs);
             let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
             if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= found.limit_s() {
@@ -70,7 +75,7 @@ impl Configuration<'_> {
             // The rows of the integer program are chains from the start of the iteration to its
             // end.
             if open && !self.decisions.post_validation {
-                self.best_recomputes(ranges, &stages, work, &mut found, scratch);
+                self.best_recomputes(ranges, &stages, (work, until), &mut found, scratch);
             }
         }
         found
@@ -105,7 +110,7 @@ impl Configuration<'_> {
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
-        work: u64,
+        (work, until): (u64, Until<'_>),
         found: &mut BestListed,
         scratch: &mut Scratch,
     ) {
@@ -117,7 +122,8 @@ impl Configuration<'_> {
                 recompute_choices.iter().enumerate().map(column).collect()
             });
         let problem = self.problem_of(columns.collect());
-        let limits = ilp::Limits { work: work.saturating_sub(found.work), paths: true };
+        let work = work.saturating_sub(found.work);
+        let limits = ilp::Limits { work, paths: true, until };
         let report = ilp::solve(&problem, None, found.limit_s(), limits, scratch);
         found.ilps += report.solves as u64;
         found.ilp_s += report.elapsed_s;
@@ -442,12 +448,20 @@ pub struct Limits<'a> {
     pub known: &'a [&'a CriticalPath],
     /// Work of integer programs, in the unit of [`ilp::Limits::work`].
     pub work: u64,
+    /// When to end with the best so far.
+    pub until: Until<'a>,
 }
 
 impl Limits<'_> {
     /// All placements below a cutoff that fit. Integer programs get a part of the work of a search.
     pub fn below(cutoff_s: f64) -> Self {
-        Self { cutoff_s, ignore_memory: false, known: &[], work: SOLVER_WORK / 8 }
+        Self {
+            cutoff_s,
+            ignore_memory: false,
+            known: &[],
+            work: SOLVER_WORK / 8,
+            until: Until::default(),
+        }
     }
 }
 
@@ -465,7 +479,8 @@ pub struct BestListed {
     pub ilp_s: f64,
     /// Their work, in the unit of [`ilp::Limits::work`].
     pub work: u64,
-    /// Least bound of a program that ran out of work, s; infinite where none did.
+    /// Least bound of a program that ran out of work, s; 0 where not all were tried in time, and
+    /// infinite where nothing is left open.
     pub open_s: f64,
 }
 

@@ -3,7 +3,7 @@
 
 use super::expand::{Candidate, Context, Expansion, Open, Paths, SLACK, SearchNode, Worker};
 use super::left_open;
-use super::{Effort, Found, Outcome, Progress};
+use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::partition::ilp;
 use crate::pricing::Configuration;
 use crate::pricing::listed_cuts::is_family;
@@ -13,11 +13,12 @@ use crate::request::Task;
 use crate::request::restrictions::Restrictions;
 use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, PipelineChoicesKey};
 use crate::simulate::CriticalPath;
+use crate::until::Until;
 use models::decisions::{Decisions, Offload, RankOrder, RecomputePolicy};
 use models::plan::Proof;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Sharing};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,25 +34,46 @@ const LEAVES_AT_ONCE: usize = 8;
 const LEADING: usize = 4;
 /// The integer programs of one problem take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
+/// Contexts that are dived into at a time.
+const DIVES: usize = 16;
+/// Groups of contexts with the same degrees that are looked into more broadly, and how many
+/// pipelines of each parallel layout.
+const BEST_GROUPS: usize = 6;
+const BREADTH: usize = 4;
+/// Micro-batch sizes that a dive considers.
+const MICRO_BATCHES: usize = 6;
+/// A group counts up to this multiple of the incumbent's time.
+const SECOND_BEST: f64 = 1.1;
 /// Contexts that one thread bounds at a time. Neighbours share layer costs.
 const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
 const MAX_THREADS: usize = 8;
 
+/// Share of the time left that each phase gets where the time is limited: expanding search nodes,
+/// proving what is open, local search; the rest bounds what is left out. What a phase does not use
+/// is left to the next.
+const EXPANDING: f64 = 0.8;
+const PROVING: f64 = 0.5;
+const CLIMBING: f64 = 0.5;
+
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
+    let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let pipelines = Arc::new(Pipelines::default());
     std::thread::scope(|scope| {
-        let mut team = Team::new(scope, task, &pipelines, threads);
+        let mut team = Team::new(scope, &expanding, &pipelines, threads);
         let mut run = Run::new(task, Arc::clone(&pipelines));
         run.bound_contexts(&mut team);
-        run.expand_all(&mut team, progress);
+        run.dive(&mut team, expanding.until);
+        run.expand_all(&mut team, expanding.until, progress);
         drop(team);
-        run.prove_open();
-        run.climb(threads);
-        run.bound_left_open();
+        if !run.is_enough() {
+            run.prove_open();
+            run.climb(threads);
+            run.bound_left_open();
+        }
         run.effort.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
@@ -63,6 +85,8 @@ enum Batch {
     /// Search nodes, the incumbent's time, the work allowed to the integer programs of each, known
     /// chains.
     Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
+    /// Search nodes to dive into, a limit on the time, s, and how many pipelines to price.
+    Dives(Vec<Vec<SearchNode>>, f64, usize),
 }
 
 enum Answer {
@@ -115,6 +139,7 @@ impl<'scope> Team<'scope> {
         let pieces = match &batch {
             Batch::Contexts(contexts) => contexts.len().div_ceil(CONTEXTS),
             Batch::Nodes(nodes, ..) => nodes.len(),
+            Batch::Dives(dives, ..) => dives.len(),
         };
         let (batch, next) = (Arc::new(batch), Arc::new(AtomicUsize::new(0)));
         for to in self.to.iter().take(pieces) {
@@ -172,6 +197,9 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
+                Batch::Dives(dives, best_s, breadth) => dives.get(piece).map(|nodes| {
+                    Answer::Expansion(Box::new(worker.dive(nodes, *best_s, *breadth)))
+                }),
                 Batch::Nodes(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
                     Answer::Expansion(Box::new(worker.expand(node, *best_s, *work, paths)))
                 }),
@@ -220,6 +248,7 @@ impl Ord for Waiting {
 
 struct Run<'a> {
     task: &'a Task<'a>,
+    begun: Instant,
     pipelines: Arc<Pipelines>,
     proof: Proof,
     effort: Effort,
@@ -230,6 +259,8 @@ struct Run<'a> {
     /// Search nodes to be expanded before their turn.
     leading: Vec<SearchNode>,
     pushed: u64,
+    /// Search nodes expanded so far.
+    expansions: u64,
     /// The incumbent's time with overheads, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
@@ -251,6 +282,7 @@ impl<'a> Run<'a> {
         let (contexts, family) = contexts(task);
         Self {
             task,
+            begun: Instant::now(),
             pipelines,
             proof: Proof { family, ..Proof::default() },
             effort: Effort::default(),
@@ -259,6 +291,7 @@ impl<'a> Run<'a> {
             waiting: BinaryHeap::new(),
             leading: vec![],
             pushed: 0,
+            expansions: 0,
             best_s: task.cutoff_s,
             best: None,
             open: vec![],
@@ -299,11 +332,104 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn expand_all(&mut self, team: &mut Team<'_>, progress: Progress<'_>) {
+    /// Looks for a good first incumbent. Of all contexts with the same degrees the one with the least
+    /// bound is followed to its most promising configuration, which is priced. Then the contexts of
+    /// the degrees where that went best are looked into more broadly.
+    fn dive(&mut self, team: &mut Team<'_>, until: Until<'_>) {
+        let mut groups: HashMap<[u64; 3], Vec<usize>> = HashMap::default();
+        for (at, context) in self.contexts.iter().enumerate() {
+            let d = &context.decisions;
+            groups.entry([d.tp, d.pp, d.cp]).or_default().push(at);
+        }
+        let bound_s = |at: &usize| self.contexts_s[*at];
+        let mut groups: Vec<Vec<usize>> = groups.into_values().collect();
+        for group in &mut groups {
+            group.sort_by(|a, b| bound_s(a).total_cmp(&bound_s(b)).then(a.cmp(b)));
+        }
+        groups.sort_by(|a, b| bound_s(&a[0]).total_cmp(&bound_s(&b[0])).then(a.cmp(b)));
+        let mut found = vec![];
+        for some in groups.chunks(DIVES) {
+            let firsts = some.iter().map(|group| self.by_micro_batch(group)).collect();
+            let times_s = self.dive_into(firsts, 1, team, until);
+            found.extend(times_s.into_iter().zip(some));
+        }
+        found.retain(|(time_s, _)| time_s.is_finite());
+        found.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (_, group) in found.into_iter().take(BEST_GROUPS) {
+            let nearest = group.iter().take(DIVES).map(|&at| vec![at]).collect();
+            self.dive_into(nearest, BREADTH, team, until);
+        }
+    }
+
+    /// Of some contexts, the one with the least bound of each micro-batch size, with the loss fused
+    /// and not, for some sizes from the smallest to the largest.
+    fn by_micro_batch(&self, group: &[usize]) -> Vec<usize> {
+        let mut least: BTreeMap<u64, [Option<usize>; 2]> = BTreeMap::new();
+        for &at in group {
+            let d = &self.contexts[at].decisions;
+            let by_loss = least.entry(d.micro_batch).or_default();
+            by_loss[usize::from(d.fused_loss)].get_or_insert(at);
+        }
+        let least: Vec<_> = least.into_values().collect();
+        let mut spaced: Vec<usize> =
+            (0..MICRO_BATCHES).map(|n| n * (least.len() - 1) / (MICRO_BATCHES - 1)).collect();
+        spaced.dedup();
+        spaced.into_iter().flat_map(|index| least[index]).flatten().collect()
+    }
+
+    /// Dives into groups of contexts that may be faster than the incumbent; by group, the time
+    /// found, s.
+    fn dive_into(
+        &mut self,
+        groups: Vec<Vec<usize>>,
+        breadth: usize,
+        team: &mut Team<'_>,
+        until: Until<'_>,
+    ) -> Vec<f64> {
+        let mut times_s = vec![f64::INFINITY; groups.len()];
+        let mut open = vec![];
+        for (number, group) in groups.into_iter().enumerate() {
+            let below = group.into_iter().filter(|&at| self.contexts_s[at] < self.best_s);
+            let nodes: Vec<_> =
+                below.map(|at| self.contexts[at].node(self.contexts_s[at])).collect();
+            if !nodes.is_empty() {
+                open.push((number, nodes));
+            }
+        }
+        if open.is_empty() || until.is_over() || self.is_enough() {
+            return times_s;
+        }
+        self.expansions += open.len() as u64;
+        // Groups compare by what they find, whether or not it is an incumbent.
+        let bar_s = if breadth == 1 { self.best_s * SECOND_BEST } else { self.best_s };
+        let (numbers, dives): (Vec<_>, Vec<_>) = open.into_iter().unzip();
+        team.send(Batch::Dives(dives, bar_s, breadth));
+        for (answer, number) in team.receive().into_iter().zip(numbers) {
+            let Answer::Expansion(expansion) = answer else { continue };
+            times_s[number] =
+                expansion.best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
+            self.offer(expansion.best);
+        }
+        times_s
+    }
+
+    /// Takes a configuration that is faster than the incumbent.
+    fn offer(&mut self, found: Option<Candidate>) {
+        if let Some(Candidate { decisions, placed, iteration_s }) = found
+            && iteration_s < self.best_s
+        {
+            self.best_s = iteration_s;
+            self.best = Some((decisions, placed));
+            let first_s = self.begun.elapsed().as_secs_f64();
+            self.effort.first_s.get_or_insert(first_s);
+        }
+    }
+
+    fn expand_all(&mut self, team: &mut Team<'_>, until: Until<'_>, progress: Progress<'_>) {
         loop {
             // The threads work on the next batch while the answers to one are taken.
             while team.under_way.len() < 2 {
-                let nodes = if self.task.is_stopped() { vec![] } else { self.next_batch() };
+                let nodes = if until.is_over() { vec![] } else { self.next_batch() };
                 if nodes.is_empty() {
                     break;
                 }
@@ -318,16 +444,9 @@ impl<'a> Run<'a> {
                     self.take(*expansion);
                 }
             }
-            let proof = &self.proof;
-            let done = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
-            progress(done + proof.placed, proof.candidates);
+            progress(self.standing());
         }
-        if self.task.is_stopped() {
-            let waiting = self.waiting.peek().map(|least| least.bound_s);
-            let leading = self.leading.iter().map(|node| node.bound_s);
-            let least_s = leading.chain(waiting).fold(f64::INFINITY, f64::min);
-            self.open_bound_s = self.open_bound_s.min(least_s);
-        }
+        self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
         let contexts = &self.contexts;
         let count = |waiting: Waiting| match waiting.what {
             What::Context(index) => contexts[index].count(),
@@ -336,8 +455,31 @@ impl<'a> Run<'a> {
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
+    /// Whether any configuration was asked for, and one was found.
+    fn is_enough(&self) -> bool {
+        self.task.any && self.best.is_some()
+    }
+
+    fn standing(&self) -> Standing {
+        let proof = &self.proof;
+        let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+        let bound_s = self.least_waiting_s().min(self.best_s);
+        let (settled, best_s) = (cut + proof.placed, self.best_s);
+        Standing { settled, all: proof.candidates, best_s, bound_s }
+    }
+
+    /// The least bound of a search node that is not expanded, with overheads, s.
+    fn least_waiting_s(&self) -> f64 {
+        let waiting = self.waiting.peek().map(|least| least.bound_s);
+        let leading = self.leading.iter().map(|node| node.bound_s);
+        leading.chain(waiting).fold(f64::INFINITY, f64::min)
+    }
+
     /// The search nodes with the least bounds below the incumbent, and some that lead.
     fn next_batch(&mut self) -> Vec<SearchNode> {
+        if self.expansions >= self.task.most_expansions || self.is_enough() {
+            return vec![];
+        }
         let mut nodes = self.leading_nodes();
         let mut leaves = nodes.iter().filter(|node| node.is_leaf()).count();
         while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
@@ -353,6 +495,7 @@ impl<'a> Run<'a> {
             leaves += usize::from(node.is_leaf());
             nodes.push(node);
         }
+        self.expansions += nodes.len() as u64;
         nodes
     }
 
@@ -388,17 +531,13 @@ impl<'a> Run<'a> {
         for part in expansion.parts {
             if part.leads(self.best_s) { self.leading.push(part) } else { self.push(part) }
         }
-        if let Some(Candidate { decisions, placed, iteration_s }) = expansion.best
-            && iteration_s < self.best_s
-        {
-            self.best_s = iteration_s;
-            self.best = Some((decisions, placed));
-        }
+        self.offer(expansion.best);
     }
 
     /// Settles the combinations left open by bounds and incumbents, most promising first.
     fn prove_open(&mut self) {
-        let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
+        let task = Task { until: self.task.until.share(PROVING), ..self.task.clone() };
+        let mut worker = Worker::new(&task, Arc::clone(&self.pipelines));
         let mut open = std::mem::take(&mut self.open);
         open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         for node in open {
@@ -408,16 +547,16 @@ impl<'a> Run<'a> {
             {
                 continue;
             }
-            if self.work_left() == 0 || self.task.is_stopped() {
+            if self.work_left() == 0 || task.is_stopped() {
                 self.open_bound_s = self.open_bound_s.min(node.bound_s);
             } else {
-                self.prove(&mut worker, node);
+                self.prove(&mut worker, node, task.until);
             }
         }
     }
 
     /// Settles a combination by the integer program.
-    fn prove(&mut self, worker: &mut Worker<'_>, node: Open) {
+    fn prove(&mut self, worker: &mut Worker<'_>, node: Open, until: Until<'_>) {
         let Ok(configuration) = Configuration::new(&worker.cache, node.decisions) else { return };
         let cutoff_s = configuration.pipeline_s(self.best_s);
         let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
@@ -425,7 +564,7 @@ impl<'a> Run<'a> {
         };
         // No combination takes all the work left: others may need less.
         let work = (self.task.solver_work / WORK_SHARE).min(self.work_left());
-        let limits = ilp::Limits { work, paths: true };
+        let limits = ilp::Limits { work, paths: true, until };
         let key = PipelineKey::new(&configuration.decisions);
         let known = self.paths.get(&key).cloned().unwrap_or_default();
         let (report, more) =
@@ -460,7 +599,8 @@ impl<'a> Run<'a> {
         let near = std::mem::take(&mut self.near);
         let near = near.into_iter().filter(|start| start.iteration_s < limit_s).collect();
         let groups = by_pipeline(near);
-        let (next, task) = (AtomicUsize::new(0), self.task);
+        let task = Task { until: self.task.until.share(CLIMBING), ..self.task.clone() };
+        let (next, task) = (AtomicUsize::new(0), &task);
         let work = |pipelines| {
             let (mut worker, mut found) = (Worker::new(task, pipelines), vec![]);
             loop {

@@ -202,6 +202,10 @@ impl Worker<'_> {
         let d = &node.decisions;
         let mut bound_s = node.bound_s;
         if source != BoundSource::Memory {
+            // An earlier bound may have stopped early.
+            bound_s = bound_s.max(self.quick_s(parallel, d, best_s));
+        }
+        if source != BoundSource::Memory && bound_s < best_s {
             bound_s = bound_s.max(self.checked_s(parallel, d, (best_s, best_s)).bound_s);
         }
         if bound_s < best_s {

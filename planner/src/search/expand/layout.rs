@@ -385,10 +385,12 @@ impl Worker<'_> {
             if mean_s(first_s) + overhead.added_s >= least_s {
                 break;
             }
-            if closed::least_bytes(spec, work, overhead.bytes) <= budget * (1.0 + 1e-9) {
-                let spent_s = inputs.recompute_s(&knapsack, overhead.bytes, budget);
-                let rank_s = (mean_s(spent_s) + overhead.added_s).max(overhead.fullest_s + vocab_s);
-                least_s = least_s.min(rank_s);
+            let view = &overhead.view;
+            if closed::least_bytes(spec, work, view.bytes) <= budget * (1.0 + 1e-9) {
+                let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
+                let with_state = view.added_to(work, spec);
+                let state_s = closed::with_state_s(spec, &with_state, view, spent_s);
+                least_s = least_s.min(state_s.max(overhead.fullest_s + vocab_s));
             }
         }
         self.with_overheads_s(least_s / slack)

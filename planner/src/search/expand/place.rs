@@ -7,10 +7,9 @@ use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::states::StateView;
 use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
-use crate::cost::state::LocalParams;
 use crate::partition::{dynamic_program, ilp};
 use crate::pricing::Configuration;
-use crate::pricing::cost_cache::{CostCache, LayerCosts};
+use crate::pricing::cost_cache::LayerCosts;
 use crate::pricing::listed_cuts::{CutList, Ranges};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::priced::Placed;
@@ -41,6 +40,11 @@ impl Expansion {
     }
 }
 
+/// Multiples of a bound up to which placements are sought in turn.
+const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
+/// Choices of parameter state that a dive tries until one fits.
+const PROMISING: usize = 4;
+
 /// From this many choices on, a group is first bounded as a whole.
 const WORTH_A_LOOK: usize = 3;
 
@@ -61,6 +65,10 @@ impl Worker<'_> {
             states.groups.iter().map(|group| (bound_s(&group.least), group)).collect();
         groups.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (least_s, group) in groups {
+            if self.task.is_stopped() {
+                expansion.parts = vec![node.clone()];
+                break;
+            }
             let bar_s = expansion.bar_s(best_s);
             let mut views = vec![];
             if least_s < bar_s {
@@ -75,6 +83,10 @@ impl Worker<'_> {
             expansion.cut_by_time += (group.views.len() - views.len()) as u64;
             views.sort_by(|a, b| a.0.total_cmp(&b.0));
             for (bound_s, view) in views {
+                if self.task.is_stopped() {
+                    expansion.parts = vec![node.clone()];
+                    break;
+                }
                 if bound_s >= expansion.bar_s(best_s) {
                     expansion.cut_by_time += 1;
                 } else {
@@ -86,6 +98,33 @@ impl Worker<'_> {
         expansion
     }
 
+    /// Prices a pipeline with the choices of parameter state that have the least bounds, until one
+    /// is faster than the best so far.
+    pub(super) fn price_promising(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        best_s: f64,
+        expansion: &mut Expansion,
+    ) {
+        let (spec, work) = self.spec(parallel, &node.decisions);
+        let states = Rc::clone(&parallel.states);
+        let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
+        let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
+        views.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let before_s = expansion.bar_s(best_s);
+        for (_, view) in views.into_iter().take(PROMISING) {
+            let bound_s = self.state_s(&spec, &work, view).max(node.bound_s);
+            let bar_s = expansion.bar_s(best_s);
+            if bound_s >= bar_s || bar_s < before_s {
+                break;
+            }
+            let d = view.of(&node.decisions);
+            let paths = Paths::default();
+            self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
+        }
+    }
+
     /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.
     fn is_beyond(
         &mut self,
@@ -95,8 +134,7 @@ impl Worker<'_> {
         bar_s: f64,
     ) -> bool {
         let (spec, plain, work) = self.stated(d, least, parallel);
-        let mean = mean_params(&spec, &work);
-        let limit_s = self.pipeline_s(bar_s) - least.step_of_s(mean, spec.chunks);
+        let limit_s = self.pipeline_s(bar_s) - closed::least_step_s(&spec, &work, least);
         let budget_bytes = self.budget_bytes(&spec, &plain, least);
         match CutList::of(d.vocab, d.vpp) {
             Some(list) => {
@@ -131,7 +169,7 @@ impl Worker<'_> {
         (spec, plain, work)
     }
 
-    /// Bound of a pipeline with parameter state `view` from the mean load, without memory, with
+    /// Bound of a pipeline with parameter state `view` whatever the partition, without memory, with
     /// overheads, s.
     pub(super) fn state_s(
         &self,
@@ -139,13 +177,10 @@ impl Worker<'_> {
         work: &MicroBatchCost,
         view: &StateView,
     ) -> f64 {
-        let p = spec.ranks as f64;
-        let mean = mean_params(spec, work);
         let first = spec.options()[0];
-        let layers_s = work.layers_s(|kind| kind.load_s() + kind.recompute_s[first]);
-        let passes_s = view.in_all_passes_s(work, spec) + spec.m() * layers_s;
-        let mean_s = passes_s / p + spec.m() * spec.passes_s() + view.tail_of_s(mean, spec.chunks);
-        self.with_overheads_s(mean_s + view.step_of_s(mean, spec.chunks))
+        let spent_s = work.layers_s(|kind| kind.recompute_s[first]);
+        let with_state = view.added_to(work, spec);
+        self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
     }
 
     pub(super) fn price_state(
@@ -165,8 +200,7 @@ impl Worker<'_> {
             expansion.cut_by_memory += 1;
             return;
         }
-        let mean = mean_params(&spec, &work);
-        let step_s = view.step_of_s(mean, spec.chunks);
+        let step_s = closed::least_step_s(&spec, &work, view);
         if let Some(list) = CutList::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&spec, &plain, view);
             let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
@@ -183,9 +217,11 @@ impl Worker<'_> {
             }
             expansion.placed += 1;
             below.sort_by(|a, b| a.1.total_cmp(&b.1));
+            below.truncate(self.most_cuts);
             let cuts: Vec<_> =
                 below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
-            if let Some((found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
+            if let Some((mut found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
+                found.open_s = found.open_s.max(bound_s);
                 self.work = self.work.saturating_sub(found.work);
                 if slack > 1.0 {
                     expansion.near.extend(best.clone());
@@ -241,10 +277,12 @@ impl Worker<'_> {
     pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
         let layer_costs = self.cache.layer_costs(d);
         let view = StateView::new(&self.cache, d, &layer_costs.params);
-        let mean = layer_params(&self.cache, &layer_costs) * (1.0 / d.pp as f64);
+        let spec = PipelineSpec::new(&self.cache, d, &layer_costs);
+        let step_s =
+            closed::least_step_s(&spec, &MicroBatchCost::of(&self.cache, d, &layer_costs), &view);
         let known: Vec<_> = known.iter().collect();
         let pipeline_s = self.chains_s(d, &layer_costs, &view, best_s, &known);
-        self.with_overheads_s(pipeline_s + view.step_of_s(mean, 1)) >= best_s
+        self.with_overheads_s(pipeline_s + step_s) >= best_s
     }
 
     /// The best of the candidate partitions that takes less than `bar_s` times `slack`.
@@ -262,6 +300,7 @@ impl Worker<'_> {
             ignore_memory: self.task.ignore_memory,
             known,
             work: self.work,
+            until: self.task.until,
         };
         let mut found = configuration.best_listed(cuts, limits, &mut self.scratch);
         found.open_s = configuration.with_overheads_s(found.open_s);
@@ -280,19 +319,23 @@ impl Worker<'_> {
         let mut cuts: Vec<Ranges> = vec![];
         let mut best: Option<Candidate> = None;
         for start in near {
+            if self.task.is_stopped() {
+                break;
+            }
             let Ok(configuration) = Configuration::new(&self.cache, start.decisions) else {
                 continue;
             };
             let (ignore_memory, scratch) = (self.task.ignore_memory, &mut self.scratch);
             let own_s = configuration.pipeline_s(start.iteration_s);
-            let limits = Limits { ignore_memory, ..Limits::below(own_s) };
+            let until = self.task.until;
+            let limits = Limits { ignore_memory, until, ..Limits::below(own_s) };
             let other = configuration.best_listed(&cuts, limits, scratch).best;
             let start = other.unwrap_or((start.placed, own_s));
             let bar_s = best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
             if configuration.with_overheads_s(start.1) >= bar_s {
                 continue;
             }
-            let (placed, pipeline_s) = configuration.hill_climb(start, ignore_memory, scratch);
+            let (placed, pipeline_s) = configuration.hill_climb(start, limits, scratch);
             cuts.push(placed.iter().map(|stage| (stage.start, stage.end)).collect());
             best = offer(&configuration, placed, pipeline_s, bar_s).or(best);
         }
@@ -309,10 +352,17 @@ impl Worker<'_> {
         expansion: &mut Expansion,
     ) {
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return };
-        let cutoff_s = configuration.pipeline_s(bar_s);
         let ignore_memory = self.task.ignore_memory;
-        let Some(problem) = configuration.problem(cutoff_s, ignore_memory) else { return };
-        let Some(bounded) = dynamic_program::solve(&problem) else { return };
+        // The fewer columns a cutoff leaves, the sooner the dynamic program is done. What it finds
+        // below a cutoff is the best of all.
+        let cutoffs =
+            AHEAD.iter().map(|ahead| bound_s * ahead).filter(|cutoff_s| *cutoff_s < bar_s);
+        let solved = cutoffs.chain([bar_s]).find_map(|cutoff_s| {
+            let cutoff_s = configuration.pipeline_s(cutoff_s);
+            let problem = configuration.problem(cutoff_s, ignore_memory)?;
+            dynamic_program::solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
+        });
+        let Some((problem, bounded)) = solved else { return };
         let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
         if bound_s >= bar_s {
             return;
@@ -350,16 +400,4 @@ fn offer(
     let iteration_s = configuration.with_overheads_s(pipeline_s);
     let decisions = || configuration.decisions.clone();
     (iteration_s < bar_s).then(|| Candidate { decisions: decisions(), placed, iteration_s })
-}
-
-/// Parameters of the layers of a rank, on average.
-fn mean_params(spec: &PipelineSpec, work: &MicroBatchCost) -> LocalParams {
-    work.params() * (spec.copies() as f64 / spec.ranks as f64)
-}
-
-/// Parameters of all layers.
-fn layer_params(cache: &CostCache<'_>, layer_costs: &LayerCosts) -> LocalParams {
-    let counts = cache.layers.between(0, cache.layers.len());
-    let all = layer_costs.params.iter().zip(counts);
-    all.fold(LocalParams::default(), |sum, (&params, count)| sum + params * count as f64)
 }

@@ -207,6 +207,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     .into();
     let request = Request {
         stop: Arc::default(),
+        deadline: None,
         restrictions: restrictions(&settings, false, cluster, &model)?,
         model,
         file: Some(source),
@@ -217,7 +218,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
         tokens: None,
         settings,
     };
-    let best = search(&request.task(), &mut |_, _| {}).best;
+    let best = search(&request.task(), &mut |_| {}).best;
     let best = best.ok_or_else(|| InputError::new("a measured step does not fit the machine"))?;
     Ok(best.priced.iteration_s)
 }
