@@ -1,6 +1,6 @@
 # make plan MODEL=llama70b GPUS=16384      make test      make ci      make bench
 
-.PHONY: setup packages rust build plan test quick slow programs thorough hostile ci fmt lint bench bench-torch calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu gpu-pack
+.PHONY: setup packages rust build plan test quick slow programs thorough hostile ci fmt lint bench bench-torch latency calibration equivalence mutations mpi mpi-packages cuda nvrtc cudnn gpu gpu-pack
 
 MODEL ?= llama70b
 GPUS ?= 16384
@@ -124,6 +124,11 @@ bench: setup
 	cargo bench --locked -p meshwright-runtime --bench step -- 2 5
 	cargo bench --locked -p meshwright-runtime --bench hidden
 	@$(MAKE) --no-print-directory bench-torch
+
+# What users wait for: 1,000 random requests and 1,000 random pinnings, each answered by the program.
+# Half an hour on two cores; the figures are in docs/speed.md.
+latency: build
+	cargo bench --locked -p meshwright-tests --bench latency -- --plan $(or $(CARGO_TARGET_DIR),target)/release/plan
 
 # The anchor model beside PyTorch, in one run: CPU only, in an environment of its own.
 TORCH := $(or $(CARGO_TARGET_DIR),target)/torch

@@ -71,7 +71,7 @@ def main():
     def planned_s(number, gpus, pinned):
         name = folder / f"{number}.yaml"
         settings = [word for setting in [*pinned, "recompute=none"] for word in ("--set", setting)]
-        plan("--model", folder / "model.yaml", "--cluster", cluster, "--gpus", gpus, *settings, "-o", name)
+        plan("--prove", "--model", folder / "model.yaml", "--cluster", cluster, "--gpus", gpus, *settings, "-o", name)
         return next(float(line.split(":")[1]) for line in name.read_text().splitlines() if "iteration_s:" in line)
 
     def seen_s(number, steps):

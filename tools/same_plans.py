@@ -147,7 +147,7 @@ def main():
         for model, sizes in REQUESTS.items():
             for size in sizes:
                 gpus, cluster, *pins = size.split()
-                arguments = ["--model", model, "--gpus", gpus, "--cluster", cluster]
+                arguments = ["--prove", "--model", model, "--gpus", gpus, "--cluster", cluster]
                 arguments += [part for pin in pins for part in ("--set", pin)]
                 # They take turns in going first, so that neither always finds a cold cache.
                 swapped = number % 2 == 1

@@ -60,7 +60,7 @@ fn ceiling(model: &ModelSpec, cluster: &ClusterSpec, dtype: Dtype) -> f64 {
 
 /// MFU of a plan for one GPU with unlimited memory, and its ceiling.
 fn mfu(request: &Request) -> (f64, f64) {
-    let mut shown = |_, _| {};
+    let mut shown = |_| {};
     let outcome = search(&Task { ignore_memory: true, ..request.task() }, &mut shown);
     let plan = Answer::new(request, outcome).expect("one GPU has a plan").plan;
     (plan.predicted.mfu, ceiling(&request.model, &request.cluster, plan.decisions.dtype))

@@ -24,13 +24,13 @@ fn main() {
     let options = Options::parse();
     if options.only.as_deref() != Some("pinnings") {
         let mut random = Random::new(options.seed);
-        let commands = (0..options.count).map(|_| request(&mut random)).collect();
-        report("requests", "plan", commands, &options);
+        let commands: Vec<_> = (0..options.count).map(|_| request(&mut random)).collect();
+        report("requests", "plan", &commands, &options);
     }
     if options.only.as_deref() != Some("requests") {
         let mut random = Random::new(options.seed + 1);
-        let commands = (0..options.count).map(|_| pinning(&mut random)).collect();
-        report("pinnings", "estimate", commands, &options);
+        let commands: Vec<_> = (0..options.count).map(|_| pinning(&mut random)).collect();
+        report("pinnings", "estimate", &commands, &options);
     }
 }
 
@@ -146,7 +146,7 @@ struct Run {
     searched_gap: Option<f64>,
 }
 
-fn report(what: &str, verb: &str, commands: Vec<Vec<String>>, options: &Options) {
+fn report(what: &str, verb: &str, commands: &[Vec<String>], options: &Options) {
     let mut runs: Vec<Run> = commands.iter().map(|flags| run(verb, flags, options)).collect();
     let of = |status: i32| runs.iter().filter(|run| run.status == status).count();
     println!(

@@ -7,6 +7,8 @@ use meshwright_tests::small::Instance;
 use meshwright_tests::{close, instances};
 use planner::request::Task;
 use planner::search::{Outcome, search};
+use planner::until::Until;
+use std::time::{Duration, Instant};
 
 /// Maximum number of placements of one instance.
 const MOST_PLACEMENTS: u64 = 30_000;
@@ -143,4 +145,40 @@ fn the_search_equals_brute_force_with_zb_auto() {
     }
     println!("{own} of {compared} split");
     assert!(own > 20, "{own} of {compared}");
+}
+
+/// Wherever a search is stopped, by a number of expansions or by the clock, the optimum lies within
+/// its gap. Stopped by a number, it gives the same plan and proof again.
+#[test]
+fn the_gap_of_a_search_that_was_stopped_holds() {
+    let (mut compared, mut unfinished, mut seed) = (0, 0, 0);
+    while compared < instances(150, 2000) {
+        let mut random = Random::new(seed);
+        let instance = Instance::random(&mut random);
+        seed += 1;
+        let restrictions = instance.restrictions();
+        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+        let Some(answer) = brute::best(&task, MOST_PLACEMENTS) else { continue };
+        compared += 1;
+        let optimum_s = answer.best.map_or(f64::INFINITY, |(.., priced)| priced.iteration_s);
+        let most_expansions = random.scaled(1.0, 300.0) as u64;
+        let counted = Task { most_expansions, ..task.clone() };
+        let outcome = search(&counted, &mut |_| {});
+        let again = search(&counted, &mut |_| {});
+        assert_eq!((describe(&outcome), outcome.proof), (describe(&again), again.proof));
+        let soon = Instant::now() + Duration::from_secs_f64(random.scaled(1e-5, 2e-2));
+        let until = Until { deadline: Some(soon), interrupt: None };
+        let timed = search(&Task { until, ..task }, &mut |_| {});
+        for stopped in [&outcome, &timed] {
+            let gap = stopped.proof.searched_gap;
+            unfinished += u64::from(gap > 0.0);
+            let found_s = stopped.best.as_ref().map(|found| found.priced.iteration_s);
+            let holds = match found_s {
+                Some(found_s) => optimum_s >= found_s * (1.0 - gap) * (1.0 - 1e-9),
+                None => gap > 0.0 || optimum_s == f64::INFINITY,
+            };
+            assert!(holds, "seed {seed}: {optimum_s} is not within {gap} of {found_s:?}");
+        }
+    }
+    assert!(unfinished * 4 > compared, "of {compared} searches only {unfinished} were cut short");
 }

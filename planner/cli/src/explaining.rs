@@ -4,7 +4,7 @@ use crate::args::ExplainArgs;
 use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::output::{self, Progress};
-use crate::planning::deadline;
+use crate::planning::seconds;
 use models::plan::Plan;
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};
@@ -14,18 +14,20 @@ use planner::request::Request;
 use planner::request::flags::request_of;
 use serde_json::json;
 use std::cell::RefCell;
+use std::time::Duration;
 
-/// Default of `--time-limit`, s.
-const EXPLAINED_S: f64 = 10.0;
+/// Default of `--time-limit` for each alternative, s.
+const EACH_S: f64 = 0.4;
 
 /// Prints why a plan is what it is: what the plan itself tells at once, then each alternative as
 /// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let mut request = request_of(&plan, args.cluster.as_deref())?;
-    request.deadline = deadline(args.limit, EXPLAINED_S)?;
+    let request = request_of(&plan, args.cluster.as_deref())?;
+    // Alternatives are searched one by one, each with a limit of its own.
+    let each = seconds(args.limit, EACH_S)?.map(Duration::from_secs_f64);
     if args.json {
-        let found = explanation(&request, &plan, &mut |_, _| Ok(()))?;
+        let found = explanation(&request, &plan, each, &mut |_, _| Ok(()))?;
         let beside = serde_json::to_value(&found)?;
         let beside_1f1b = against_one_f_one_b(&request, &plan);
         let answer = json!({"plan": plan, "explanation": beside, "against_1f1b": beside_1f1b});
@@ -34,7 +36,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let known = [text::summary(&plan), explain_text::grid(&plan), explain_text::stages(&plan)];
     output::print(&(known.join("\n") + "\n" + &explain_text::spent(&plan)))?;
     let (mut shown, mut bought) = (None, Vec::new());
-    explanation(&request, &plan, &mut |part, tried| {
+    explanation(&request, &plan, each, &mut |part, tried| {
         let mut lines = String::new();
         if shown.replace(part) != Some(part) {
             if part == Part::Plain {
@@ -57,11 +59,16 @@ const AGAINST: &str =
 /// Prints an alternative.
 type Print<'a> = &'a mut dyn FnMut(Part, &Tried) -> Result<(), Failure>;
 
-fn explanation(request: &Request, plan: &Plan, print: Print<'_>) -> Result<Explanation, Failure> {
+fn explanation(
+    request: &Request,
+    plan: &Plan,
+    each: Option<Duration>,
+    print: Print<'_>,
+) -> Result<Explanation, Failure> {
     let progress = RefCell::new(Progress::new());
     let mut failure = None;
     let mut show = |standing| progress.borrow_mut().show(standing);
-    let mut asker = Asker::new(request, plan.predicted.iteration_s, &mut show);
+    let mut asker = Asker::new(request, plan.predicted.iteration_s, each, &mut show);
     let found = asker.explain(&plan.decisions, &mut |part, tried| {
         // The progress line makes room for the alternative.
         progress.replace(Progress::new());

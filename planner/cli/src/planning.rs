@@ -20,6 +20,7 @@ use planner::request::Request;
 use planner::request::Task;
 use planner::request::restrictions::{Choice, Restrictions};
 use planner::search::search_wide;
+use planner::until::Until;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,8 +34,15 @@ const SINGLE_S: f64 = 0.05;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
-/// When to answer, from the start of the program.
-pub fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
+/// Share of the time for the plan itself where alternatives are asked for.
+const FIRST: f64 = 0.5;
+/// Share of the time left for finding out whether an estimate fits.
+const FITTING: f64 = 0.5;
+/// Share of the time for a single alternative.
+const SINGLE: f64 = 0.1;
+
+/// The seconds of `--time-limit`; `None` with `--prove`.
+pub fn seconds(limit: LimitArgs, default_s: f64) -> Result<Option<f64>, InputError> {
     if limit.prove {
         return Ok(None);
     }
@@ -43,7 +51,13 @@ pub fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, Inp
         let error = InputError::new(format!("--time-limit cannot be {seconds}"));
         return Err(error.help("valid: 0 to 1000000 seconds"));
     }
-    Ok(Some(Instant::now() + Duration::from_secs_f64(seconds)))
+    Ok(Some(seconds))
+}
+
+/// When to answer.
+fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
+    let limit = seconds(limit, default_s)?.map(Duration::from_secs_f64);
+    Ok(limit.map(|limit| Instant::now() + limit))
 }
 
 /// Finds the fastest plan that fits, prints it and writes it.
@@ -52,7 +66,10 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     request.deadline = deadline(args.limit, ANSWER_S)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
-    let mut answer = match best(&request, args.objective)? {
+    // What comes after the plan needs time, too.
+    let more = args.top > 0 || request.runnable;
+    let searched = if more { request.with_share(FIRST) } else { request.clone() };
+    let mut answer = match best(&searched, args.objective)? {
         Some(answer) => answer,
         None => return Err(nothing_fits(&request)),
     };
@@ -203,13 +220,9 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;
-    let without_headroom = request.without_headroom();
-    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
-    let found = answer(&request, &request.task())
-        .or_else(|| {
-            answer(&without_headroom, &without_headroom.task()).filter(|_| request.headroom > 0.0)
-        })
-        .or_else(|| answer(&without_headroom, &unlimited));
+    // What does not fit is priced, too: half of the time is for finding out whether it fits.
+    let with_headroom = request.with_share(FITTING);
+    let found = answer(&with_headroom, &with_headroom.task()).or_else(|| priced_anyway(&request));
     let Some(answer) = found else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
@@ -221,6 +234,20 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
         output::print(&text::screen(&answer))?;
     }
     complete(&request)
+}
+
+/// A configuration that does not fit, or only without the headroom.
+fn priced_anyway(request: &Request) -> Option<Answer> {
+    let request = request.without_headroom();
+    let fitting = request.with_share(FITTING);
+    let fits = || answer(&fitting, &fitting.task());
+    let unlimited = Task { ignore_memory: true, ..request.task() };
+    let endless = Task { until: Until { deadline: None, ..unlimited.until }, ..unlimited.clone() };
+    let found = if request.headroom > 0.0 { fits() } else { None };
+    found
+        .or_else(|| answer(&request, &unlimited))
+        // A price is found at once where no better one is waited for.
+        .or_else(|| answer(&request, &Task { any: true, ..endless }))
 }
 
 fn complete_nothing(request: &Request) -> Result<(), Failure> {
@@ -244,7 +271,13 @@ fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alte
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
     let own_s = answer.plan.predicted.iteration_s;
-    Asker::new(request, own_s, &mut show).alternatives(&answer.plan.decisions, args.top)
+    Asker::new(request, own_s, each(args), &mut show).alternatives(&answer.plan.decisions, args.top)
+}
+
+/// The time for a single alternative.
+fn each(args: &PlanArgs) -> Option<Duration> {
+    let limit_s = seconds(args.limit, ANSWER_S).ok().flatten();
+    limit_s.map(|limit_s| Duration::from_secs_f64(SINGLE * limit_s))
 }
 
 /// What more memory per GPU would save.
@@ -252,7 +285,7 @@ fn binds(request: &Request, answer: &Answer) -> String {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
     let own_s = answer.plan.predicted.iteration_s;
-    let more = Asker::new(request, own_s, &mut show).more_memory();
+    let more = Asker::new(request, own_s, None, &mut show).more_memory();
     more.map_or_else(String::new, |(more, best)| {
         let gain = -100.0 * best.slower;
         let shape = text::shape(&best.decisions);

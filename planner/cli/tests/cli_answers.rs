@@ -263,8 +263,6 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
     let run = plan(&format!("{words} --order auto -o {path}"));
     assert!(run.out.contains("zb_auto's for these times"), "{run:?}");
     assert_eq!(plan(&format!("check {path}")).code, 0);
-    let run = plan(&format!("{words} --order auto --time-limit 3"));
-    assert!(run.code != 0 && run.err.contains("no effect"), "{run:?}");
 }
 
 /// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 fn an_explanation_begins_before_it_has_searched() {
     let file = std::env::temp_dir().join(format!("explained-{}.yaml", std::process::id()));
     let program = || Command::new(env!("CARGO_BIN_EXE_plan"));
-    let words = ["--model", "llama70b", "--gpus", "16384", "--top", "0", "-o"];
+    let words = ["--model", "llama70b", "--gpus", "16384", "--prove", "-o"];
     assert!(program().args(words).arg(&file).stdout(Stdio::null()).status().unwrap().success());
     let mut explaining =
-        program().arg("explain").arg(&file).stdout(Stdio::piped()).spawn().unwrap();
+        program().args(["explain", "--prove"]).arg(&file).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(explaining.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.starts_with("ranks, ")));
     assert!(lines.any(|line| line.starts_with("considered, ")));
@@ -28,7 +28,7 @@ fn an_explanation_begins_before_it_has_searched() {
 #[test]
 fn an_interrupted_search_prints_the_best_so_far() {
     // A request whose integer programs take about twenty seconds.
-    let words = "--model llama8b --cluster selene --gpus 16384 --set tp=4 --set pp=16 --top 0";
+    let words = "--model llama8b --cluster selene --gpus 16384 --set tp=4 --set pp=16 --prove";
     let search = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words.split(' '))
         .stdout(Stdio::piped())

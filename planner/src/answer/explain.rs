@@ -5,12 +5,14 @@ use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
 use crate::search::{Found, Outcome, Progress, search, search_wide};
+use crate::until::Until;
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, Offload, RecomputePolicy, Vocab};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
 use serde::Serialize;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 /// One alternative that was searched.
 #[derive(Clone, Debug, Serialize)]
@@ -36,7 +38,7 @@ pub enum WhyNot {
     TooSlow,
     /// Some configurations would be fast enough, but none of them fits.
     DoesNotFit,
-    /// The work allowed for integer programs ran out.
+    /// The time was up, or the work allowed for integer programs.
     Undecided,
 }
 
@@ -86,13 +88,20 @@ const MORE_BYTES: f64 = 4e9;
 pub struct Asker<'a> {
     request: &'a Request,
     own_s: f64,
+    each: Option<Duration>,
     progress: Progress<'a>,
 }
 
 impl<'a> Asker<'a> {
-    /// Prepares questions about `request`, whose plan takes `own_s`.
-    pub fn new(request: &'a Request, own_s: f64, progress: Progress<'a>) -> Self {
-        Self { request, own_s, progress }
+    /// Prepares questions about `request`, whose plan takes `own_s`. Each search takes `each` at
+    /// most, where there is a limit.
+    pub fn new(
+        request: &'a Request,
+        own_s: f64,
+        each: Option<Duration>,
+        progress: Progress<'a>,
+    ) -> Self {
+        Self { request, own_s, each, progress }
     }
 
     fn ask(
@@ -101,8 +110,8 @@ impl<'a> Asker<'a> {
         r: &Restrictions,
         cutoff_s: f64,
     ) -> Option<Alternative> {
-        let found = self.search(cluster, r, cutoff_s, false).best?;
-        Some(alternative(&found, self.own_s))
+        let Outcome { best, proof, .. } = self.search(cluster, r, cutoff_s, false);
+        Some(alternative(&best?, self.own_s, &proof))
     }
 
     fn search(
@@ -112,13 +121,19 @@ impl<'a> Asker<'a> {
         cutoff_s: f64,
         ignore_memory: bool,
     ) -> Outcome {
+        let asked = self.request.task();
+        let own = self.each.map(|each| Instant::now() + each);
+        let deadline = [own, asked.until.deadline].into_iter().flatten().min();
         let task = Task {
             cluster,
             restrictions: r,
+            until: Until { deadline, ..asked.until },
             cutoff_s,
             solver_work: QUESTION_WORK,
             ignore_memory,
-            ..self.request.task()
+            // Without memory it only matters whether there is anything.
+            any: ignore_memory,
+            ..asked
         };
         search_wide(&task, self.progress)
     }
@@ -126,7 +141,7 @@ impl<'a> Asker<'a> {
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
         let Outcome { best, proof, .. } =
             self.search(&self.request.cluster, r, FAR * self.own_s, false);
-        let best = best.map(|found| alternative(&found, self.own_s));
+        let best = best.map(|found| alternative(&found, self.own_s, &proof));
         let why_not = best.is_none().then(|| self.why_not(&proof, r));
         Tried { what, best, why_not }
     }
@@ -283,8 +298,11 @@ impl<'a> Asker<'a> {
         }
         let mut tried = vec![];
         for (what, cluster) in better {
-            let best = self.ask(&cluster, r, FAR * self.own_s);
-            let found = Tried { what, best, why_not: None };
+            // The plan itself still fits, so only what is faster counts.
+            let Outcome { best, proof, .. } = self.search(&cluster, r, self.own_s, false);
+            let best = best.map(|found| alternative(&found, self.own_s, &proof));
+            let open = best.is_none() && proof.searched_gap > 0.0;
+            let found = Tried { what, best, why_not: open.then_some(WhyNot::Undecided) };
             listener(Part::Bought, &found);
             tried.push(found);
         }
@@ -320,12 +338,13 @@ fn with_memory(cluster: &ClusterSpec, more_bytes: f64) -> ClusterSpec {
     larger
 }
 
-fn alternative(found: &Found, own_s: f64) -> Alternative {
+fn alternative(found: &Found, own_s: f64, proof: &Proof) -> Alternative {
     let priced = &found.priced;
     Alternative {
         decisions: found.decisions.clone(),
         iteration_s: priced.iteration_s,
         slower: priced.iteration_s / own_s - 1.0,
+        gap: proof.searched_gap,
         peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
         breakdown: priced.breakdown.rounded(),
     }

@@ -3,7 +3,7 @@
 use crate::answer::explain::{FAR, Part, Shortage, Tried, WhyNot};
 use crate::answer::report::fullest;
 use crate::answer::text::{
-    bytes, decisions, line, loss, seconds, shape, signed_percent, thousands,
+    bytes, decisions, line, loss, seconds, shape, signed_percent, thousands, within,
 };
 use crate::request::Request;
 use models::mesh::Mesh;
@@ -172,10 +172,11 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
     match &tried.best {
         None => format!("{what} {}\n", tried.why_not.map_or(String::new(), why_not)),
         Some(best) => format!(
-            "{what} {:>10}  {:<52} {}\n",
+            "{what} {:>10}  {:<52} {}{}\n",
             signed_percent(best.slower),
             format!("{} · {}", shape(&best.decisions), best.decisions.schedule),
-            loss(own, best)
+            loss(own, best),
+            within(best.gap)
         ),
     }
 }
@@ -186,7 +187,7 @@ fn why_not(why: WhyNot) -> String {
         WhyNot::DoesNotExist => "does not exist: no other decisions allow it".to_owned(),
         WhyNot::DoesNotFit => "does not fit".to_owned(),
         WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
-        WhyNot::Undecided => "not decided in the time for integer programs".to_owned(),
+        WhyNot::Undecided => "not decided in the time; --prove goes on".to_owned(),
     }
 }
 
@@ -196,6 +197,7 @@ fn bought_row(tried: &Tried) -> String {
         Some(best) if gain > 1e-5 => {
             format!("{:.2} % less time: {}", 100.0 * gain, decisions(&best.decisions))
         }
+        _ if tried.why_not == Some(WhyNot::Undecided) => "nothing found in the time".to_owned(),
         _ => "nothing".to_owned(),
     };
     format!("  {:<30} {words}\n", tried.what)

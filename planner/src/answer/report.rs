@@ -70,6 +70,9 @@ pub struct Alternative {
     pub iteration_s: f64,
     /// By what fraction of the plan's time it is slower.
     pub slower: f64,
+    /// The share of its time that another one of its kind may save at most, over the cuts tried: 0
+    /// where its search was complete.
+    pub gap: f64,
     /// Memory of its fullest rank, bytes.
     pub peak_memory_bytes: u64,
     /// Where its iteration goes.

@@ -247,7 +247,9 @@ fn proven(answer: &Answer) -> String {
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {
-        format!("for this cost model nothing is faster by more than {:.2} %", 100.0 * proof.gap)
+        let (searched, gap) = (100.0 * proof.searched_gap, 100.0 * proof.gap);
+        let within = format!("within {searched:.1} % of the best of the cuts tried");
+        format!("{within}, {gap:.1} % of all; --prove goes on")
     };
     let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
     format!(
@@ -266,10 +268,16 @@ pub fn close(answer: &Answer) -> String {
         let label = if index == 0 { "close" } else { "" };
         let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
         let slower = signed_percent(other.slower);
-        let words = format!("{shape:<52} {slower}   {}", loss(own, other));
+        let within = within(other.gap);
+        let words = format!("{shape:<52} {slower}   {}{within}", loss(own, other));
         text += &line(label, &words);
     }
     text
+}
+
+/// How far an alternative may be from the best of its kind.
+pub fn within(gap: f64) -> String {
+    if gap < 5e-4 { String::new() } else { format!("  within {:.1} %", 100.0 * gap) }
 }
 
 /// What `--runnable` costs.

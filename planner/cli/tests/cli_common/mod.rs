@@ -38,8 +38,15 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
     run_plan(words.split_whitespace().map(OsString::from), input)
 }
 
-/// The same with words that may contain blanks.
+/// The same with words that may contain blanks. A search that says nothing of time goes on to its
+/// proof: how far it gets in a second depends on what else the machine does.
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
+    let mut words: Vec<OsString> = words.into_iter().collect();
+    let has = |name: &str| words.iter().any(|word| word.to_string_lossy().starts_with(name));
+    let searches = has("explain") || (has("--model") && !has("generate") && !has("validate"));
+    if searches && !has("--time-limit") && !has("--prove") && !has("--help") {
+        words.push("--prove".into());
+    }
     let mut child = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words)
         .stdin(Stdio::piped())
