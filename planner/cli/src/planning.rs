@@ -69,10 +69,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     // What comes after the plan needs time, too.
     let more = args.top > 0 || request.runnable;
     let searched = if more { request.with_share(FIRST) } else { request.clone() };
-    let mut answer = match best(&searched, args.objective)? {
-        Some(answer) => answer,
-        None => return Err(nothing_fits(&request)),
-    };
+    let mut answer = best(&searched, args.objective).map_err(|why| nothing_fits(&request, why))?;
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
     let compared = request.runnable && args.objective == Objective::Time;
@@ -183,34 +180,42 @@ fn reordered(
     })
 }
 
-/// The best plan; `None` where nothing fits.
-fn best(request: &Request, objective: Objective) -> Result<Option<Answer>, Failure> {
-    let found = if objective == Objective::Time {
-        fastest(request)
-    } else {
-        let mut progress = Progress::new();
-        let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
-        outcome.and_then(|outcome| Answer::new(request, outcome))
-    };
-    if found.is_none() && !is_stopped(request) && request.task().is_stopped() {
-        let text = "error: no plan was found in the time, nor that there is none\n\
-                      help     give it more: --time-limit 10, or --prove to go on to an answer\n";
-        return Err(Failure::Infeasible(text.to_owned()));
+/// Why a search found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Empty {
+    /// Nothing fits.
+    Proven,
+    /// The time was up before.
+    Undecided,
+}
+
+fn best(request: &Request, objective: Objective) -> Result<Answer, Empty> {
+    if objective == Objective::Time {
+        return fastest(request);
     }
-    Ok(found)
+    let mut progress = Progress::new();
+    let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
+    let stopped = request.task().is_stopped();
+    outcome.and_then(|outcome| Answer::new(request, outcome)).ok_or(if stopped {
+        Empty::Undecided
+    } else {
+        Empty::Proven
+    })
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
 /// offloading.
-fn fastest(request: &Request) -> Option<Answer> {
+fn fastest(request: &Request) -> Result<Answer, Empty> {
     let found = answer(request, &request.task())?;
     if found.feasible {
-        return Some(found);
+        return Ok(found);
+    }
+    if !request.restrictions.offload.allows(Offload::None) {
+        return Err(Empty::Proven);
     }
     let offload = Choice::of(&[Offload::None]);
     let kept = Restrictions { offload, ..request.restrictions.clone() };
-    let may = request.restrictions.offload.allows(Offload::None);
-    answer(request, &Task { restrictions: &kept, ..request.task() }).filter(|_| may)
+    answer(request, &Task { restrictions: &kept, ..request.task() })
 }
 
 /// Prices the pinned configuration, even if it does not fit. One that fits without the headroom is
@@ -222,8 +227,8 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     stop_at_interrupt(&request)?;
     // What does not fit is priced, too: half of the time is for finding out whether it fits.
     let with_headroom = request.with_share(FITTING);
-    let found = answer(&with_headroom, &with_headroom.task()).or_else(|| priced_anyway(&request));
-    let Some(answer) = found else {
+    let found = answer(&with_headroom, &with_headroom.task()).ok();
+    let Some(answer) = found.or_else(|| priced_anyway(&request)) else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
     };
@@ -240,14 +245,14 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
 fn priced_anyway(request: &Request) -> Option<Answer> {
     let request = request.without_headroom();
     let fitting = request.with_share(FITTING);
-    let fits = || answer(&fitting, &fitting.task());
+    let fits = || answer(&fitting, &fitting.task()).ok();
     let unlimited = Task { ignore_memory: true, ..request.task() };
     let endless = Task { until: Until { deadline: None, ..unlimited.until }, ..unlimited.clone() };
     let found = if request.headroom > 0.0 { fits() } else { None };
     found
-        .or_else(|| answer(&request, &unlimited))
+        .or_else(|| answer(&request, &unlimited).ok())
         // A price is found at once where no better one is waited for.
-        .or_else(|| answer(&request, &Task { any: true, ..endless }))
+        .or_else(|| answer(&request, &Task { any: true, ..endless }).ok())
 }
 
 fn complete_nothing(request: &Request) -> Result<(), Failure> {
@@ -257,10 +262,11 @@ fn complete_nothing(request: &Request) -> Result<(), Failure> {
     }
 }
 
-fn answer(request: &Request, task: &Task<'_>) -> Option<Answer> {
+fn answer(request: &Request, task: &Task<'_>) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
     let outcome = search_wide(task, &mut |standing| progress.show(standing));
-    Answer::new(request, outcome)
+    let open = outcome.proof.searched_gap > 0.0;
+    Answer::new(request, outcome).ok_or(if open { Empty::Undecided } else { Empty::Proven })
 }
 
 /// Alternatives that are nearly as fast; none for `--objective memory`.
@@ -313,9 +319,14 @@ fn not_runnable(request: &Request, answer: &Answer) -> Option<NotRunnable> {
     })
 }
 
-fn nothing_fits(request: &Request) -> Failure {
+fn nothing_fits(request: &Request, why: Empty) -> Failure {
     if let Err(interrupted) = complete_nothing(request) {
         return interrupted;
+    }
+    if why == Empty::Undecided {
+        let text = "error: no plan was found in the time, nor that there is none\n\
+                      help     give it more: --time-limit 10, or --prove to go on to an answer\n";
+        return Failure::Infeasible(text.to_owned());
     }
     let mut progress = Progress::new();
     let found = explain::shortage(request, &mut |standing| progress.show(standing));

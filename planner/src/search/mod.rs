@@ -28,7 +28,7 @@ mod queue;
 use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Restrictions};
-use models::decisions::Decisions;
+use models::decisions::{Decisions, Vocab};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
 
@@ -98,11 +98,44 @@ pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     if task.restrictions.schedule.is_restricted() || !narrow.best.as_ref().is_some_and(pipelined) {
         return narrow;
     }
-    let schedule = Choice::of(&ScheduleName::ALL);
-    let restrictions = Restrictions { schedule, ..task.restrictions.clone() };
+    // What is left: vocabulary passes, and schedules that the first search has without them.
+    let others = ScheduleName::ALL.into_iter().filter(|name| *name != ScheduleName::OneFOneB);
+    let schedule = Choice::of(&others.collect::<Vec<_>>());
+    let passes = Vocab::ALL.iter().copied().filter(|vocab| vocab.over_pipeline());
+    let passes: Vec<_> = passes.filter(|&vocab| task.restrictions.vocab.allows(vocab)).collect();
+    let restrictions =
+        Restrictions { schedule, vocab: Choice::of(&passes), ..task.restrictions.clone() };
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
     let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
-    let elapsed_s = narrow.effort.elapsed_s + wide.effort.elapsed_s;
-    let effort = Effort { elapsed_s, first_s: narrow.effort.first_s, ..wide.effort };
-    Outcome { best: wide.best.or(narrow.best), proof: wide.proof, effort }
+    narrow.and(wide, cutoff_s)
+}
+
+impl Outcome {
+    /// The outcome over two parts of a space, where the second was searched for what takes less
+    /// than `cutoff_s`, the time found in the first.
+    fn and(self, wide: Self, cutoff_s: f64) -> Self {
+        let best_s = wide.best.as_ref().map_or(cutoff_s, |found| found.priced.iteration_s);
+        let gap = |of: fn(&Proof) -> f64| {
+            let bounds_s = [(&self.proof, cutoff_s), (&wide.proof, best_s)];
+            let least_s = bounds_s.map(|(proof, best_s)| best_s * (1.0 - of(proof)));
+            (1.0 - least_s[0].min(least_s[1]) / best_s).max(0.0)
+        };
+        let (gap, searched_gap) = (gap(|proof| proof.gap), gap(|proof| proof.searched_gap));
+        let (one, other) = (&self.proof, &wide.proof);
+        let proof = Proof {
+            candidates: one.candidates + other.candidates,
+            cut_by_time: one.cut_by_time + other.cut_by_time,
+            cut_by_memory: one.cut_by_memory + other.cut_by_memory,
+            cut_by_dominance: one.cut_by_dominance + other.cut_by_dominance,
+            placed: one.placed + other.placed,
+            ilps: one.ilps + other.ilps,
+            proven_optimal: gap == 0.0,
+            gap,
+            searched_gap,
+            family: one.family || other.family,
+        };
+        let elapsed_s = self.effort.elapsed_s + wide.effort.elapsed_s;
+        let effort = Effort { elapsed_s, ..self.effort };
+        Self { best: wide.best.or(self.best), proof, effort }
+    }
 }

@@ -36,9 +36,11 @@ const LEADING: usize = 4;
 const WORK_SHARE: u64 = 8;
 /// Contexts that are dived into at a time.
 const DIVES: usize = 16;
-/// Groups of contexts with the same degrees that are looked into more broadly, and how many
-/// pipelines of each parallel layout.
-const BEST_GROUPS: usize = 6;
+/// Dives end after so many batches, and broader ones after so many groups of contexts with the same
+/// degrees, that did not improve the incumbent.
+const MAX_FAILED_DIVES: usize = 3;
+const MAX_FAILED_GROUPS: usize = 2;
+/// Pipelines of each parallel layout in a broader dive.
 const BREADTH: usize = 4;
 /// Micro-batch sizes that a dive considers.
 const MICRO_BATCHES: usize = 6;
@@ -49,10 +51,11 @@ const CONTEXTS: usize = 256;
 /// More threads would each price the same layers again.
 const MAX_THREADS: usize = 8;
 
-/// Share of the time left that each phase gets where the time is limited: expanding search nodes,
-/// proving what is open, local search; the rest bounds what is left out. What a phase does not use
-/// is left to the next.
+/// Share of the time left that each phase gets where the time is limited: expanding search nodes, of
+/// which dives, proving what is open, local search; the rest bounds what is left out. What a phase
+/// does not use is left to the next.
 const EXPANDING: f64 = 0.8;
+const DIVING: f64 = 0.4;
 const PROVING: f64 = 0.5;
 const CLIMBING: f64 = 0.5;
 
@@ -66,7 +69,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let mut team = Team::new(scope, &expanding, &pipelines, threads);
         let mut run = Run::new(task, Arc::clone(&pipelines));
         run.bound_contexts(&mut team);
-        run.dive(&mut team, expanding.until);
+        run.dive(&mut team, expanding.until.share(DIVING));
         run.expand_all(&mut team, expanding.until, progress);
         drop(team);
         if !run.is_enough() {
@@ -347,17 +350,29 @@ impl<'a> Run<'a> {
             group.sort_by(|a, b| bound_s(a).total_cmp(&bound_s(b)).then(a.cmp(b)));
         }
         groups.sort_by(|a, b| bound_s(&a[0]).total_cmp(&bound_s(&b[0])).then(a.cmp(b)));
-        let mut found = vec![];
+        let (mut found, mut failed) = (vec![], 0);
         for some in groups.chunks(DIVES) {
+            if failed == MAX_FAILED_DIVES {
+                break;
+            }
+            let before_s = self.best_s;
             let firsts = some.iter().map(|group| self.by_micro_batch(group)).collect();
             let times_s = self.dive_into(firsts, 1, team, until);
             found.extend(times_s.into_iter().zip(some));
+            let is_better = self.best_s < before_s || self.best.is_none();
+            failed = if is_better { 0 } else { failed + 1 };
         }
         found.retain(|(time_s, _)| time_s.is_finite());
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (_, group) in found.into_iter().take(BEST_GROUPS) {
+        let mut failed = 0;
+        for (_, group) in found {
+            if failed == MAX_FAILED_GROUPS {
+                break;
+            }
+            let before_s = self.best_s;
             let nearest = group.iter().take(DIVES).map(|&at| vec![at]).collect();
             self.dive_into(nearest, BREADTH, team, until);
+            failed = if self.best_s < before_s { 0 } else { failed + 1 };
         }
     }
 
@@ -704,7 +719,8 @@ fn contexts(task: &Task<'_>) -> (Vec<Context>, bool) {
             }
         }
     }
-    contexts.sort_by_key(Context::priced_by);
+    // Contexts are large: keys are sorted, and each context moves once.
+    contexts.sort_by_cached_key(Context::priced_by);
     (contexts, family)
 }
 

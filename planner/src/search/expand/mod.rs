@@ -316,8 +316,10 @@ impl<'a> Worker<'a> {
         let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
         let mut least_s = f64::INFINITY;
         for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
-            let usual = shards.iter().rev().find(|(_, size)| *size <= USUAL_SHARDS);
-            let tried = [*usual.unwrap_or(&shards[0]), shards[shards.len() - 1]];
+            let last = shards.len() - 1;
+            let usual = shards.iter().rposition(|(_, size)| *size <= USUAL_SHARDS).unwrap_or(0);
+            let mut tried = vec![shards[usual], shards[(usual + last) / 2], shards[last]];
+            tried.dedup();
             let views = tried.into_iter().map(|(zero_stage, dp_shard)| {
                 let d = Decisions { zero_stage, dp_shard, rank_order, offload, ..d.clone() };
                 StateView::new(&self.cache, &d, &layer_costs.params)
