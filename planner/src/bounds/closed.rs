@@ -1,5 +1,6 @@
 //! Bounds from parallel degrees and total load alone.
 
+use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
 use crate::cost::state::LocalParams;
@@ -228,6 +229,22 @@ fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     }
     let weight = ratio / ((1.0 + ratio).powf(spec.ranks as f64) - 1.0);
     way_s + weight * work.layers_s(tail_s)
+}
+
+/// Least recomputation of one micro-batch in the whole model, s, for any schedule and partition:
+/// when a micro-batch has gone forward through all layers, the ranks together hold its activations
+/// beside their parameter state. Infinite where they cannot.
+pub fn least_recompute_s(
+    spec: &PipelineSpec,
+    work: &MicroBatchCost,
+    knapsack: &RecomputeKnapsack,
+    state_bytes: [f64; 2],
+    budget: f64,
+) -> f64 {
+    let (first_s, first_bytes) = knapsack.at_first(&work.counts);
+    let free = budget * (1.0 + 1e-9) - mean_state_bytes(spec, work, state_bytes);
+    let excess = first_bytes - spec.ranks as f64 * free;
+    if excess <= 0.0 { first_s } else { knapsack.saving_s(&work.counts, first_s, excess) }
 }
 
 /// Bytes of parameter state on a device, on average.

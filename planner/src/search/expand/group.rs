@@ -133,6 +133,16 @@ impl Worker<'_> {
         if group.splits.len() > 1 {
             parallel.work = self.least_work(d, &group.splits);
         }
+        if group.bounds.is_empty() {
+            let bound_s = self.layout_s(parallel, d).max(node.bound_s);
+            if bound_s >= best_s {
+                return Expansion::cut(node.count);
+            }
+            if bound_s > LOOK_AHEAD * node.bound_s {
+                let part = SearchNode { bound_s, ..node.clone() };
+                return Expansion { parts: vec![part], ..Expansion::default() };
+            }
+        }
         let limit_s = best_s.min(LOOK_AHEAD * node.bound_s);
         let pipelines = self.pipeline_choices(&parallel.choices, d);
         let mut bounds = group.bounds.to_vec();

@@ -6,7 +6,7 @@ use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::{StateOverhead, StateView, States};
-use crate::bounds::workload::{KindCost, MicroBatchCost, PipelineSpec};
+use crate::bounds::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
 use crate::partition::VocabWay;
 use crate::pricing::cost_cache::LayerCosts;
 use crate::pricing::listed_cuts::CutList;
@@ -75,7 +75,7 @@ impl PipelineInputs<'_> {
             Some(candidates) => {
                 candidates.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
             }
-            None => knapsack.at_first(&self.work.counts).0,
+            None => closed::least_recompute_s(self.spec, self.work, knapsack, state_bytes, budget),
         }
     }
 }
@@ -263,6 +263,22 @@ impl Worker<'_> {
         pipelines
     }
 
+    /// Bound of a parallel layout over all its pipelines, with overheads, s: without vocabulary layers
+    /// and transfers, and with the backward split.
+    pub(super) fn layout_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
+        let spec = PipelineSpec {
+            schedule: ScheduleName::ZbV,
+            chunks: 2,
+            recompute: recompute_choices(&parallel.choices)[0],
+            ..self.bare_spec(0.0, d)
+        };
+        let (embedding, head) = (VocabEnd::default(), VocabEnd::default());
+        let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
+        let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
+        let budget = self.budget_bytes(&spec, work, &parallel.states.least);
+        self.cheapest_state_s(parallel, inputs, budget)
+    }
+
     /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
     /// overheads, s. Stops early once the bound reaches `enough_s`.
     pub(super) fn quick_s(
@@ -298,7 +314,9 @@ impl Worker<'_> {
     /// with overheads, s.
     pub(super) fn any_cut_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
         let (spec, work) = self.spec(parallel, d);
-        let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
+        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
+        let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
+        let spent_s = closed::least_recompute_s(&spec, &work, &knapsack, least, budget);
         let passes_s = closed::passes_s(&spec, &work, spent_s);
         self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
     }
