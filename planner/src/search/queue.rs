@@ -38,7 +38,7 @@ const WORK_SHARE: u64 = 8;
 const DIVES: usize = 16;
 /// Dives end after so many batches, and broader ones after so many groups of contexts with the same
 /// degrees, that did not improve the incumbent.
-const MAX_FAILED_DIVES: usize = 3;
+const MAX_FAILED_DIVES: usize = 6;
 const MAX_FAILED_GROUPS: usize = 2;
 /// Pipelines of each parallel layout in a broader dive.
 const BREADTH: usize = 4;
@@ -386,8 +386,9 @@ impl<'a> Run<'a> {
             by_loss[usize::from(d.fused_loss)].get_or_insert(at);
         }
         let least: Vec<_> = least.into_values().collect();
+        let most = if self.task.model.moe.is_some() { 3 } else { MICRO_BATCHES };
         let mut spaced: Vec<usize> =
-            (0..MICRO_BATCHES).map(|n| n * (least.len() - 1) / (MICRO_BATCHES - 1)).collect();
+            (0..most).map(|n| n * (least.len() - 1) / (most - 1)).collect();
         spaced.dedup();
         spaced.into_iter().flat_map(|index| least[index]).flatten().collect()
     }

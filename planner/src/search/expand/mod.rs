@@ -282,7 +282,14 @@ impl<'a> Worker<'a> {
     /// Follows what is most promising of some search nodes down to a parallel layout, and prices `breadth` of its pipelines, each
     /// with its most promising choice of parameter state.
     pub fn dive(&mut self, nodes: &[SearchNode], best_s: f64, breadth: usize) -> Expansion {
-        let mut parts = nodes.to_vec();
+        let mut parts: Vec<SearchNode> = vec![];
+        for node in nodes {
+            // What a context takes depends on how it splits the experts.
+            match &node.stage {
+                Stage::Context(splits) => parts.extend(self.split(node, splits, best_s).parts),
+                _ => parts.push(node.clone()),
+            }
+        }
         let node = loop {
             let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
             let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
@@ -290,7 +297,6 @@ impl<'a> Worker<'a> {
                 return Expansion::default();
             };
             parts = match &least.stage {
-                Stage::Context(splits) => self.split(&least, splits, best_s).parts,
                 Stage::ParallelLayout(group) if group.splits.len() > 1 => {
                     self.single_layouts(&least, group, best_s).parts
                 }
@@ -315,7 +321,9 @@ impl<'a> Worker<'a> {
         let spec = self.bare_spec(0.0, &d);
         let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
         let mut least_s = f64::INFINITY;
-        for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
+        let by_stage: Vec<_> = choices.shards.chunk_by(|a, b| a.0 == b.0).collect();
+        let (leanest, others) = (by_stage.last(), by_stage.iter().take(2));
+        for shards in leanest.into_iter().chain(others) {
             let last = shards.len() - 1;
             let usual = shards.iter().rposition(|(_, size)| *size <= USUAL_SHARDS).unwrap_or(0);
             let mut tried = vec![shards[usual], shards[(usual + last) / 2], shards[last]];
