@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 128;
 /// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
 const LEAVES_AT_ONCE: usize = 8;
-/// Search nodes of a batch that are expanded before their turn.
-const LEADING: usize = 4;
 /// The integer programs of one problem take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
 /// Contexts that are dived into at a time.
@@ -259,8 +257,6 @@ struct Run<'a> {
     /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
-    /// Search nodes to be expanded before their turn.
-    leading: Vec<SearchNode>,
     pushed: u64,
     /// Search nodes expanded so far.
     expansions: u64,
@@ -292,7 +288,6 @@ impl<'a> Run<'a> {
             contexts: Arc::from(contexts),
             contexts_s: vec![],
             waiting: BinaryHeap::new(),
-            leading: vec![],
             pushed: 0,
             expansions: 0,
             best_s: task.cutoff_s,
@@ -486,18 +481,15 @@ impl<'a> Run<'a> {
 
     /// The least bound of a search node that is not expanded, with overheads, s.
     fn least_waiting_s(&self) -> f64 {
-        let waiting = self.waiting.peek().map(|least| least.bound_s);
-        let leading = self.leading.iter().map(|node| node.bound_s);
-        leading.chain(waiting).fold(f64::INFINITY, f64::min)
+        self.waiting.peek().map_or(f64::INFINITY, |least| least.bound_s)
     }
 
-    /// The search nodes with the least bounds below the incumbent, and some that lead.
+    /// The search nodes with the least bounds below the incumbent.
     fn next_batch(&mut self) -> Vec<SearchNode> {
         if self.expansions >= self.task.most_expansions || self.is_enough() {
             return vec![];
         }
-        let mut nodes = self.leading_nodes();
-        let mut leaves = nodes.iter().filter(|node| node.is_leaf()).count();
+        let (mut nodes, mut leaves) = (vec![], 0);
         while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
             let best_s = self.best_s;
             if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
@@ -513,18 +505,6 @@ impl<'a> Run<'a> {
         }
         self.expansions += nodes.len() as u64;
         nodes
-    }
-
-    /// Search nodes that may improve the incumbent by much. Their bounds are not the least yet, but
-    /// an early good incumbent prunes more.
-    fn leading_nodes(&mut self) -> Vec<SearchNode> {
-        let mut leading = std::mem::take(&mut self.leading);
-        leading.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
-        let behind = leading.split_off(leading.len().min(LEADING));
-        let (leading, overtaken): (Vec<SearchNode>, Vec<SearchNode>) =
-            leading.into_iter().partition(|node| node.leads(self.best_s));
-        overtaken.into_iter().chain(behind).for_each(|node| self.push(node));
-        leading
     }
 
     fn take(&mut self, expansion: Expansion) {
@@ -545,7 +525,7 @@ impl<'a> Run<'a> {
             }
         }
         for part in expansion.parts {
-            if part.leads(self.best_s) { self.leading.push(part) } else { self.push(part) }
+            self.push(part);
         }
         self.offer(expansion.best);
     }

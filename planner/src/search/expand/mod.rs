@@ -80,24 +80,10 @@ impl Context {
     }
 }
 
-/// A search node is expanded before its turn if its bound is better than the incumbent by this
-/// factor.
-const LEAD: f64 = 1.04;
-
 impl SearchNode {
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
         matches!(self.stage, Stage::Checked)
-    }
-
-    /// Whether it is nearly decided and may improve on the incumbent by [`LEAD`].
-    pub fn leads(&self, best_s: f64) -> bool {
-        let near = match &self.stage {
-            Stage::Bounded(group) => group.splits.len() == 1,
-            Stage::Pipeline(_) | Stage::Checked => true,
-            Stage::Context(_) | Stage::ParallelLayout(_) => false,
-        };
-        near && LEAD * self.bound_s < best_s
     }
 }
 
