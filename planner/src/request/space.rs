@@ -180,7 +180,9 @@ impl<'a> Space<'a> {
         let mut open = |ParallelLayout { decisions: d }: &ParallelLayout| {
             self.expert_splits(d).iter().any(|split| counter.count(&split.of(d)) > 0)
         };
-        !self.contexts().iter().any(&mut open)
+        // Degree by degree: mostly the first ones are open.
+        self.has_no_trainer()
+            || !self.degrees().iter().any(|degrees| self.contexts_of(degrees).iter().any(&mut open))
     }
 
     /// Whether there is a single combination.
@@ -202,17 +204,25 @@ impl<'a> Space<'a> {
 
     /// Parallel layouts before experts are split ([`Self::expert_splits`]).
     pub fn contexts(&self) -> Vec<ParallelLayout> {
-        let mut contexts = vec![];
-        if self.restrictions.runnable && !unsupported_model(self.model).is_empty() {
-            return contexts;
+        if self.has_no_trainer() {
+            return vec![];
         }
-        for template in self.degrees() {
-            for template in self.context_styles(&template) {
-                self.micro_batches(&template, &mut contexts);
-            }
+        self.degrees().iter().flat_map(|degrees| self.contexts_of(degrees)).collect()
+    }
+
+    /// Those with given degrees.
+    fn contexts_of(&self, degrees: &Decisions) -> Vec<ParallelLayout> {
+        let mut contexts = vec![];
+        for template in self.context_styles(degrees) {
+            self.micro_batches(&template, &mut contexts);
         }
         contexts.retain(|context| self.runs(&context.decisions));
         contexts
+    }
+
+    /// Whether the trainer was asked for and cannot run the model at all.
+    fn has_no_trainer(&self) -> bool {
+        self.restrictions.runnable && !unsupported_model(self.model).is_empty()
     }
 
     /// One layout for every way to split experts. Contexts that offer the same splits count once,

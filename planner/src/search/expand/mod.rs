@@ -204,6 +204,8 @@ pub(super) struct Worker<'a> {
     /// By cost key of the first split, number of splits and whether there are several stages.
     least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
+    /// The pipeline priced last, without its parameter state: see [`Worker::stated`].
+    last_spec: Option<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
     /// Work left for the integer programs of the current search node.
     work: u64,
     /// Candidate partitions that are priced at most of one configuration.
@@ -231,6 +233,7 @@ impl<'a> Worker<'a> {
             choices: HashMap::default(),
             least_works: HashMap::default(),
             layouts: HashMap::default(),
+            last_spec: None,
             work: u64::MAX,
             most_cuts: usize::MAX,
         }

@@ -16,7 +16,7 @@ use crate::pricing::priced::Placed;
 use crate::pricing::stage_transfers::fixed_durations;
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
-use models::decisions::Decisions;
+use models::decisions::{Decisions, Offload};
 use std::rc::Rc;
 
 impl Expansion {
@@ -153,18 +153,26 @@ impl Worker<'_> {
     }
 
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
-    /// passes.
+    /// passes. Configurations that differ in ZeRO stage, shard group and offloading alone follow one
+    /// another and share the first two.
     fn stated(
-        &self,
+        &mut self,
         d: &Decisions,
         view: &StateView,
         parallel: &LayoutView,
     ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
-        let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
-        let plain = match d.vocab.over_pipeline() {
-            true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
-            false => Rc::clone(&parallel.work),
-        };
+        let pipeline =
+            Decisions { zero_stage: 0, dp_shard: 1, offload: Offload::None, ..d.clone() };
+        let known = self.last_spec.take().filter(|(of, ..)| *of == pipeline);
+        let (_, spec, plain) = known.unwrap_or_else(|| {
+            let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
+            let plain = match d.vocab.over_pipeline() {
+                true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
+                false => Rc::clone(&parallel.work),
+            };
+            (pipeline.clone(), spec, plain)
+        });
+        self.last_spec = Some((pipeline, spec, Rc::clone(&plain)));
         let work = view.added_to(&plain, &spec);
         (spec, plain, work)
     }
