@@ -56,10 +56,10 @@ pub enum Command {
 pub struct RequestArgs {
     /// Model: a file, a shipped name, a Hugging Face config.json, or - for standard input
     // `Option` although required, because a subcommand needs none (`subcommand_negates_reqs`).
-    #[arg(long, value_name = "FILE|NAME|-", required = true)]
+    #[arg(long, value_name = "FILE|NAME|-", required_unless_present = "from")]
     pub model: Option<String>,
     /// GPUs
-    #[arg(long, value_name = "N", required = true)]
+    #[arg(long, value_name = "N", required_unless_present = "from")]
     pub gpus: Option<u64>,
     /// Cluster: a file or a shipped name [default: dgx_h100]
     #[arg(long, value_name = "FILE|NAME")]
@@ -87,6 +87,9 @@ pub struct RequestArgs {
     /// Leave out what `plan generate` cannot make a trainer of
     #[arg(long)]
     pub runnable: bool,
+    /// Plan again from this plan: its model, batch and settings, on --gpus or fewer
+    #[arg(long, value_name = "PLAN", conflicts_with_all = ["model", "global_batch", "seq_len", "tokens", "headroom", "expert_imbalance", "runnable"])]
+    pub from: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
 //! `plan` and `plan estimate`.
 
 use crate::args::{EstimateArgs, LimitArgs, Objective, Order, PlanArgs, RequestArgs};
+use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::output::{self, Progress, Written};
 use codegen::escape::shell;
@@ -8,16 +9,19 @@ use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
 use models::model::warnings;
-use models::plan::Predicted;
+use models::plan::{Plan, Predicted};
 use models::program::unsupported_decisions;
 use models::text::shown;
 use planner::answer::explain::{self, Asker};
 use planner::answer::explain_text;
+use planner::answer::replan::replan;
 use planner::answer::report::{Alternative, Answer, NotRunnable};
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
 use planner::request::Task;
+use planner::request::conflicts;
+use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
 use planner::search::search_wide;
 use planner::until::Until;
@@ -28,6 +32,8 @@ use std::time::{Duration, Instant};
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
+/// The same with `--from`, s.
+const AGAIN_S: f64 = 0.1;
 /// The same where every decision is set, so that only layers and recomputation are open, s.
 const SINGLE_S: f64 = 0.05;
 
@@ -62,14 +68,22 @@ fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputEr
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
-    let mut request = requested(&args.request)?;
-    request.deadline = deadline(args.limit, ANSWER_S)?;
+    let known = args.request.from.as_deref().map(read_checked).transpose()?;
+    let mut request = requested(&args.request, known.as_ref())?;
+    let default_s = if known.is_some() { AGAIN_S } else { ANSWER_S };
+    request.deadline = deadline(args.limit, default_s)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
     let more = args.top > 0 || request.runnable;
     let searched = if more { request.with_share(FIRST) } else { request.clone() };
-    let mut answer = best(&searched, args.objective).map_err(|why| nothing_fits(&request, why))?;
+    let (searched, found) = match &known {
+        Some(plan) => again(&searched, plan)?,
+        None => (searched.clone(), best(&searched, args.objective)),
+    };
+    let mut answer = found.map_err(|why| nothing_fits(&request, why))?;
+    let idle = request.gpus - searched.gpus;
+    request.gpus = searched.gpus;
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
     let compared = request.runnable && args.objective == Objective::Time;
@@ -88,6 +102,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
+    }
+    if idle > 0 {
+        let all = request.gpus + idle;
+        let text = format!("{idle} of {all} GPUs: no more can be split over this model as fast");
+        around += &line("idle", &text);
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
@@ -121,8 +140,11 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the request and prints the warnings about its model file.
-fn requested(args: &RequestArgs) -> Result<Request, InputError> {
+/// Reads the request, or takes it from a plan, and prints the warnings about its model file.
+fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputError> {
+    if let Some(plan) = known {
+        return request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings);
+    }
     let request = Request::new(&args.flags())?;
     let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
     for warning in warnings.unwrap_or_default() {
@@ -180,6 +202,22 @@ fn reordered(
     })
 }
 
+/// The fastest plan on the request's GPUs or fewer, beginning from a plan that is known; and the
+/// request for as many as it uses.
+fn again(request: &Request, known: &Plan) -> Result<(Request, Result<Answer, Empty>), InputError> {
+    let mut progress = Progress::new();
+    let mut show = |standing| progress.show(standing);
+    let found = replan(request, &known.decisions, &mut show);
+    let Some((on, outcome)) = found else {
+        conflicts::check(request)?;
+        let open = request.task().is_stopped();
+        let why = if open { Empty::Undecided } else { Empty::Proven };
+        return Ok((request.clone(), Err(why)));
+    };
+    let answer = Answer::new(&on, outcome).ok_or(Empty::Undecided);
+    Ok((on, answer))
+}
+
 /// Why a search found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Empty {
@@ -221,7 +259,8 @@ fn fastest(request: &Request) -> Result<Answer, Empty> {
 /// Prices the pinned configuration, even if it does not fit. One that fits without the headroom is
 /// feasible, with a warning.
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
-    let mut request = requested(&args.request)?;
+    let known = args.request.from.as_deref().map(read_checked).transpose()?;
+    let mut request = requested(&args.request, known.as_ref())?;
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;

@@ -2,7 +2,7 @@
 
 mod cli_common;
 
-use cli_common::{plan, plan_with, scratch};
+use cli_common::{Run, plan, plan_with, scratch};
 use models::input::Source;
 use models::plan::Plan;
 use serde_json::{Value, json};
@@ -263,6 +263,50 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
     let run = plan(&format!("{words} --order auto -o {path}"));
     assert!(run.out.contains("zb_auto's for these times"), "{run:?}");
     assert_eq!(plan(&format!("check {path}")).code, 0);
+}
+
+/// The loss of GPUs: the plan's model, batch and settings stay, and what cannot be split idles.
+#[test]
+fn a_plan_is_made_again_for_fewer_gpus() {
+    let file = scratch("before.yaml");
+    let path = file.display();
+    let words = "--model llama8b --gpus 16 --seq-len 4096 --set cp=1";
+    let before = plan(&format!("{words} -o {path} --json")).json();
+    // 15 = 3 x 5 leaves no tp and dp; 14 has pp 7.
+    let after = plan(&format!("--from {path} --gpus 15 --json")).json();
+    let direct =
+        plan(&format!("{} --json", words.replace("16", &after["gpus"].to_string()))).json();
+    assert!(after["gpus"].as_u64().unwrap() <= 15);
+    for kept in ["model", "seq_len", "global_batch"] {
+        assert_eq!(before[kept], after[kept]);
+    }
+    assert_eq!(after["decisions"]["cp"], 1);
+    let time_s = |answer: &Value| answer["predicted"]["iteration_s"].as_f64().unwrap();
+    assert!((time_s(&after) / time_s(&direct) - 1.0).abs() < 1e-9, "{after} {direct}");
+    let screen = plan(&format!("--from {path} --gpus 15"));
+    assert!(screen.out.contains("\nidle       "), "{screen:?}");
+    let same = plan(&format!("--from {path} --json")).json();
+    assert!((time_s(&same) / time_s(&before) - 1.0).abs() < 1e-9, "{same} {before}");
+    let refused = plan(&format!("--from {path} --model llama8b"));
+    assert!(refused.code == 2 && refused.err.contains("cannot be used with"), "{refused:?}");
+}
+
+/// However little the time, there is an answer, and its gap tells what is left.
+#[test]
+fn an_answer_is_there_in_time() {
+    let words = "--model deepseek_v3 --gpus 2048 --json";
+    let hurried = plan(&format!("{words} --time-limit 0.5"));
+    let search = |run: &Run| run.json()["search"].clone();
+    assert!(hurried.code == 0 || hurried.err.contains("in the time"), "{hurried:?}");
+    let small = "--model llama8b --gpus 64 --json";
+    let (soon, proven) =
+        (search(&plan(&format!("{small} --time-limit 0.05"))), search(&plan(small)));
+    assert_eq!(proven["searched_gap"], 0.0);
+    assert!(proven["first_s"].as_f64().unwrap() < proven["elapsed_s"].as_f64().unwrap());
+    assert_eq!(soon["candidates"], proven["candidates"]);
+    for wrong in ["--time-limit -1", "--time-limit 1 --prove"] {
+        assert_eq!(plan(&format!("{small} {wrong}")).code, 2);
+    }
 }
 
 /// Zero Bubble's small pipelines have proven optima (`data/oracles.csv`): 14 for p = 3, m = 4

@@ -6,5 +6,6 @@ pub mod contradictions;
 pub mod explain;
 pub mod explain_text;
 pub mod recheck;
+pub mod replan;
 pub mod report;
 pub mod text;

@@ -6,7 +6,7 @@ use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, MAX_IMBALANCE, ModelSpec};
-use models::plan::{ClusterFigures, MOST_HEADROOM, Plan};
+use models::plan::{ClusterFigures, Inputs, MOST_HEADROOM, Plan};
 use models::program::unsupported_model;
 use std::io::Read;
 use std::path::Path;
@@ -150,6 +150,29 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
         runnable: inputs.runnable,
         restrictions,
     }))
+}
+
+/// The request that a plan answers, for another number of GPUs and with more settings. Whether that
+/// number can be split over the model is not checked.
+///
+/// # Errors
+/// The cluster named cannot be read or is not shipped, a setting cannot be, or no such number of
+/// GPUs.
+pub fn request_from(
+    plan: &Plan,
+    cluster: Option<&str>,
+    gpus: Option<u64>,
+    settings: &[String],
+) -> Result<Request, InputError> {
+    let gpus = gpu_count(gpus.unwrap_or(plan.inputs.gpus))?;
+    let settings = [&plan.inputs.settings[..], settings].concat();
+    let inputs = Inputs { gpus, settings, ..plan.inputs.clone() };
+    let changed = Plan { inputs, ..plan.clone() };
+    request_on(&changed, cluster)?.ok_or_else(|| {
+        let name = &plan.inputs.cluster.name;
+        InputError::new(format!("no cluster `{name}` is shipped"))
+            .help("give the plan's own with --cluster FILE")
+    })
 }
 
 /// A percentage as a fraction.

@@ -43,7 +43,8 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
     let mut words: Vec<OsString> = words.into_iter().collect();
     let has = |name: &str| words.iter().any(|word| word.to_string_lossy().starts_with(name));
-    let searches = has("explain") || (has("--model") && !has("generate") && !has("validate"));
+    let asked = has("--model") || has("--from");
+    let searches = has("explain") || (asked && !has("generate") && !has("validate"));
     if searches && !has("--time-limit") && !has("--prove") && !has("--help") {
         words.push("--prove".into());
     }
