@@ -42,8 +42,6 @@ impl Expansion {
 
 /// Multiples of a bound up to which placements are sought in turn.
 const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
-/// Choices of parameter state that a dive tries until one fits.
-const PROMISING: usize = 4;
 
 /// From this many choices on, a group is first bounded as a whole.
 const WORTH_A_LOOK: usize = 3;
@@ -96,33 +94,6 @@ impl Worker<'_> {
             }
         }
         expansion
-    }
-
-    /// Prices a pipeline with the choices of parameter state that have the least bounds, until one
-    /// is faster than the best so far.
-    pub(super) fn price_promising(
-        &mut self,
-        node: &SearchNode,
-        parallel: &mut LayoutView,
-        best_s: f64,
-        expansion: &mut Expansion,
-    ) {
-        let (spec, work) = self.spec(parallel, &node.decisions);
-        let states = Rc::clone(&parallel.states);
-        let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
-        let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
-        views.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let before_s = expansion.bar_s(best_s);
-        for (_, view) in views.into_iter().take(PROMISING) {
-            let bound_s = self.state_s(&spec, &work, view).max(node.bound_s);
-            let bar_s = expansion.bar_s(best_s);
-            if bound_s >= bar_s || bar_s < before_s {
-                break;
-            }
-            let d = view.of(&node.decisions);
-            let paths = Paths::default();
-            self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
-        }
     }
 
     /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.

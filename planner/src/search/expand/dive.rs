@@ -1,0 +1,159 @@
+//! Dives: from search nodes straight to a configuration that is likely to be fast.
+
+use super::layout::LayoutView;
+use super::{Expansion, Paths, SearchNode, Stage, Worker};
+use crate::bounds::closed;
+use crate::bounds::recompute_knapsack::RecomputeKnapsack;
+use crate::bounds::states::StateView;
+use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
+use models::decisions::Decisions;
+use models::schedule::ScheduleName;
+use std::rc::Rc;
+
+/// Micro-batches times stages up to which an order of passes is generated in a dive.
+const FEW_PASSES: u64 = 1024;
+/// Ranks that share parameter state in [`Worker::promise_s`], at most.
+const USUAL_SHARDS: u64 = 64;
+/// Candidate partitions that a dive prices at most of one configuration.
+const CUTS: usize = 4;
+/// Choices of parameter state that a dive tries until one fits.
+const PROMISING: usize = 4;
+
+impl Worker<'_> {
+    /// Follows what is most promising of some search nodes down to a parallel layout, and prices `breadth` of its pipelines, each
+    /// with its most promising choice of parameter state.
+    pub fn dive(&mut self, nodes: &[SearchNode], best_s: f64, breadth: usize) -> Expansion {
+        let mut parts: Vec<SearchNode> = vec![];
+        for node in nodes {
+            // What a context takes depends on how it splits the experts.
+            match &node.stage {
+                Stage::Context(splits) => parts.extend(self.split(node, splits, best_s).parts),
+                _ => parts.push(node.clone()),
+            }
+        }
+        let node = loop {
+            let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
+            let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
+            let Some((_, least)) = least.filter(|_| !self.task.is_stopped()) else {
+                return Expansion::default();
+            };
+            parts = match &least.stage {
+                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
+                    self.single_layouts(&least, group, best_s).parts
+                }
+                _ => break least,
+            };
+        };
+        self.with_layout(&node.decisions, |own, parallel| {
+            own.most_cuts = CUTS;
+            let expansion = own.price_pipelines(&node, parallel, best_s, breadth);
+            own.most_cuts = usize::MAX;
+            expansion
+        })
+    }
+
+    /// What a dive expects of a part of the space, with overheads, s: the least with 1F1B and a usual
+    /// choice of parameter state.
+    fn promise_s(&mut self, node: &SearchNode) -> f64 {
+        let d = Decisions { schedule: ScheduleName::OneFOneB, vpp: 1, ..node.decisions.clone() };
+        let choices = self.choices(&d);
+        let layer_costs = self.cache.layer_costs(&d);
+        let work = MicroBatchCost::new(&self.cache, &d, &layer_costs);
+        let spec = self.bare_spec(0.0, &d);
+        let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
+        let mut least_s = f64::INFINITY;
+        let by_stage: Vec<_> = choices.shards.chunk_by(|a, b| a.0 == b.0).collect();
+        let (leanest, others) = (by_stage.last(), by_stage.iter().take(2));
+        for shards in leanest.into_iter().chain(others) {
+            let last = shards.len() - 1;
+            let usual = shards.iter().rposition(|(_, size)| *size <= USUAL_SHARDS).unwrap_or(0);
+            let mut tried = vec![shards[usual], shards[(usual + last) / 2], shards[last]];
+            tried.dedup();
+            let views = tried.into_iter().map(|(zero_stage, dp_shard)| {
+                let d = Decisions { zero_stage, dp_shard, rank_order, offload, ..d.clone() };
+                StateView::new(&self.cache, &d, &layer_costs.params)
+            });
+            let expected_s = views.map(|view| self.expected_s(&spec, &work, &view));
+            least_s = expected_s.fold(least_s, f64::min);
+        }
+        least_s
+    }
+
+    /// What a dive expects of a choice of parameter state, with overheads, s: its bound with the
+    /// recomputation that makes room for one micro-batch of all layers on the mean rank, as 1F1B's
+    /// first rank has it; infinite where there is no room.
+    pub(super) fn expected_s(
+        &self,
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        view: &StateView,
+    ) -> f64 {
+        let knapsack = RecomputeKnapsack::new(&work.kinds, spec.options());
+        let ends = work.head.workspace_bytes + work.head.in_flight_bytes;
+        let budget = self.budget_bytes(spec, work, view) - ends;
+        let states = closed::mean_state_bytes(spec, work, view.bytes);
+        let spent_s = knapsack.least_s(&work.counts, 1.0, budget - states);
+        let with_state = view.added_to(work, spec);
+        self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
+    }
+
+    /// Prices the pipelines of a layout that have the least bounds, at least one of them with one
+    /// chunk a rank and one with several. Orders of passes that take long to generate are left out.
+    fn price_pipelines(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        best_s: f64,
+        breadth: usize,
+    ) -> Expansion {
+        let all = self.pipeline_choices(&parallel.choices, &node.decisions);
+        let all = all.into_iter().map(|choice| choice.of(&node.decisions));
+        let soon = |d: &Decisions| {
+            let passes = d.pp * d.vpp * d.micro_batches;
+            passes <= FEW_PASSES || self.bare_spec(0.0, d).is_known_without_order()
+        };
+        let all: Vec<Decisions> = all.filter(soon).collect();
+        let of = |d: Decisions| (self.quick_s(parallel, &d, best_s), d);
+        let mut bounded: Vec<_> = all.into_iter().map(of).collect();
+        bounded.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (one, several): (Vec<_>, Vec<_>) = bounded.into_iter().partition(|(_, d)| d.vpp == 1);
+        let mut expansion = Expansion::default();
+        for (bound_s, decisions) in
+            one.into_iter().take(breadth).chain(several.into_iter().take(breadth))
+        {
+            if bound_s >= expansion.bar_s(best_s) || self.task.is_stopped() {
+                continue;
+            }
+            let node = SearchNode { bound_s, decisions, stage: Stage::Checked, count: 1 };
+            self.price_promising(&node, parallel, best_s, &mut expansion);
+        }
+        expansion
+    }
+
+    /// Prices a pipeline with the choices of parameter state that have the least bounds, until one
+    /// is faster than the best so far.
+    pub(super) fn price_promising(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        best_s: f64,
+        expansion: &mut Expansion,
+    ) {
+        let (spec, work) = self.spec(parallel, &node.decisions);
+        let states = Rc::clone(&parallel.states);
+        let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
+        let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
+        views.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let before_s = expansion.bar_s(best_s);
+        for (_, view) in views.into_iter().take(PROMISING) {
+            let bound_s = self.state_s(&spec, &work, view).max(node.bound_s);
+            let bar_s = expansion.bar_s(best_s);
+            if bound_s >= bar_s || bar_s < before_s {
+                break;
+            }
+            let d = view.of(&node.decisions);
+            let paths = Paths::default();
+            self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
+        }
+    }
+}

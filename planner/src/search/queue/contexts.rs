@@ -1,0 +1,48 @@
+//! The first search nodes: parallel layouts whose split of the experts is open.
+
+use super::super::expand::Context;
+use crate::pricing::listed_cuts::is_family;
+use crate::request::Task;
+use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, PipelineChoicesKey};
+use models::decisions::Decisions;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
+use std::sync::Arc;
+
+/// All contexts with combinations, those that share layer costs next to each other; and whether
+/// some pipeline tries only a family of partitions.
+pub(super) fn all(task: &Task<'_>) -> (Vec<Context>, bool) {
+    let space = task.space();
+    let mut known: HashMap<_, [Arc<[ExpertSplit]>; 2]> = HashMap::default();
+    let mut counter = space.counter();
+    let (mut seen, mut family) = (HashSet::default(), false);
+    let mut contexts = vec![];
+    for ParallelLayout { decisions: d } in space.contexts() {
+        let key = (d.tp, d.cp, d.dp, d.sequence_parallel, d.recompute_group);
+        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&d)));
+        for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
+            let d = Decisions { moe_overlap: splits[0].overlap, ..d.clone() };
+            if !family && seen.insert(PipelineChoicesKey::new(&d)) {
+                let choices = space.choices(&ParallelLayout { decisions: d.clone() });
+                family = has_family(&choices, &d, task.model.layers);
+            }
+            let each = counter.count(&d);
+            if each > 0 {
+                contexts.push(Context { decisions: d, splits: Arc::clone(splits), each });
+            }
+        }
+    }
+    // Contexts are large: keys are sorted, and each context moves once.
+    contexts.sort_by_cached_key(Context::priced_by);
+    (contexts, family)
+}
+
+/// Expert splits without pairs of passes, and those with pairs, which fewer pipelines have.
+fn by_pairs(splits: Vec<ExpertSplit>) -> [Arc<[ExpertSplit]>; 2] {
+    let (paired, alone): (Vec<_>, Vec<_>) = splits.into_iter().partition(ExpertSplit::is_paired);
+    [Arc::from(alone), Arc::from(paired)]
+}
+
+/// Whether only a family of partitions is tried of some pipeline.
+fn has_family(choices: &PipelineChoices, d: &Decisions, layers: usize) -> bool {
+    choices.pipelines(d).any(|d| is_family(&d, layers))
+}

@@ -1,0 +1,337 @@
+//! Best-first branch and bound: a priority queue of search nodes, least bound first, and the
+//! threads that expand them.
+
+mod contexts;
+mod dives;
+mod finish;
+mod team;
+
+use super::expand::{Candidate, Context, Expansion, Open, Paths, SearchNode, Worker};
+use super::{Effort, Found, Outcome, Progress, Standing};
+use crate::pricing::Configuration;
+use crate::pricing::pipelines::Pipelines;
+use crate::pricing::priced::Placed;
+use crate::request::Task;
+use crate::request::restrictions::Restrictions;
+use crate::simulate::CriticalPath;
+use crate::until::Until;
+use models::decisions::{Decisions, RecomputePolicy};
+use models::plan::Proof;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Instant;
+use team::{Answer, Batch, Team};
+
+/// Search nodes per batch: enough to keep the threads busy, few enough that the incumbent stays
+/// fresh. Results depend on the batches, and so batches do not depend on the number of threads.
+const BATCH: usize = 128;
+/// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
+const LEAVES_AT_ONCE: usize = 8;
+/// The integer programs of one problem take at most this fraction (1/n) of the work left.
+const WORK_SHARE: u64 = 8;
+/// More threads would each price the same layers again.
+const MAX_THREADS: usize = 8;
+
+/// Share of the time left that each phase gets where the time is limited: expanding search nodes, of
+/// which dives, proving what is open, local search; the rest bounds what is left out. What a phase
+/// does not use is left to the next.
+const EXPANDING: f64 = 0.9;
+const DIVING: f64 = 0.4;
+const PROVING: f64 = 0.5;
+const CLIMBING: f64 = 0.5;
+
+/// Runs the search.
+pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    let begun = Instant::now();
+    let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+    let pipelines = Arc::new(Pipelines::default());
+    std::thread::scope(|scope| {
+        let mut team = Team::new(scope, &expanding, &pipelines, threads);
+        let mut run = Run::new(task, Arc::clone(&pipelines));
+        run.bound_contexts(&mut team);
+        run.dive(&mut team, expanding.until.share(DIVING));
+        run.expand_all(&mut team, expanding.until, progress);
+        drop(team);
+        if !run.is_enough() {
+            run.prove_open();
+            run.climb(threads);
+            run.bound_left_open();
+        }
+        run.effort.elapsed_s = begun.elapsed().as_secs_f64();
+        run.outcome()
+    })
+}
+
+/// An entry of the heap; of equal bounds the first one pushed comes first.
+struct Waiting {
+    bound_s: f64,
+    number: u64,
+    what: What,
+}
+
+/// What waits. Contexts are indices because most are never expanded; search nodes are boxed because
+/// a heap moves its entries.
+enum What {
+    Context(usize),
+    SearchNode(Box<SearchNode>),
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // `BinaryHeap` pops the largest.
+        let by_bound = other.bound_s.total_cmp(&self.bound_s);
+        by_bound.then(other.number.cmp(&self.number))
+    }
+}
+
+struct Run<'a> {
+    task: &'a Task<'a>,
+    begun: Instant,
+    pipelines: Arc<Pipelines>,
+    proof: Proof,
+    effort: Effort,
+    contexts: Arc<[Context]>,
+    /// Bounds of the contexts, with overheads, s.
+    contexts_s: Vec<f64>,
+    waiting: BinaryHeap<Waiting>,
+    pushed: u64,
+    /// Search nodes expanded so far.
+    expansions: u64,
+    /// The incumbent's time with overheads, s.
+    best_s: f64,
+    best: Option<(Decisions, Placed)>,
+    open: Vec<Open>,
+    paths: Arc<Paths>,
+    /// Least bound of a configuration that an integer program gave up on, with overheads, s.
+    open_bound_s: f64,
+    /// Lower bound on the configurations that the search leaves out, with overheads, s.
+    left_open_s: f64,
+    /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
+    near: Vec<Candidate>,
+    ilp_s: f64,
+    /// Work done by integer programs.
+    work: u64,
+}
+
+impl<'a> Run<'a> {
+    fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+        let (contexts, family) = contexts::all(task);
+        Self {
+            task,
+            begun: Instant::now(),
+            pipelines,
+            proof: Proof { family, ..Proof::default() },
+            effort: Effort::default(),
+            contexts: Arc::from(contexts),
+            contexts_s: vec![],
+            waiting: BinaryHeap::new(),
+            pushed: 0,
+            expansions: 0,
+            best_s: task.cutoff_s,
+            best: None,
+            open: vec![],
+            paths: Arc::default(),
+            open_bound_s: f64::INFINITY,
+            left_open_s: f64::INFINITY,
+            near: vec![],
+            ilp_s: 0.0,
+            work: 0,
+        }
+    }
+
+    /// Work left for integer programs.
+    fn work_left(&self) -> u64 {
+        self.task.solver_work.saturating_sub(self.work)
+    }
+
+    fn push(&mut self, node: SearchNode) {
+        self.wait(node.bound_s, What::SearchNode(Box::new(node)));
+    }
+
+    fn wait(&mut self, bound_s: f64, what: What) {
+        self.pushed += 1;
+        self.waiting.push(Waiting { bound_s, number: self.pushed, what });
+    }
+
+    /// Bounds all contexts and fills the queue with them.
+    fn bound_contexts(&mut self, team: &mut Team<'_>) {
+        self.proof.candidates = self.contexts.iter().map(Context::count).sum();
+        team.send(Batch::Contexts(Arc::clone(&self.contexts)));
+        let mut next = 0..;
+        for answer in team.receive() {
+            let Answer::Contexts(bounds_s) = answer else { continue };
+            for (bound_s, index) in bounds_s.into_iter().zip(&mut next) {
+                self.contexts_s.push(bound_s);
+                self.wait(bound_s, What::Context(index));
+            }
+        }
+    }
+
+    /// Takes a configuration that is faster than the incumbent.
+    fn offer(&mut self, found: Option<Candidate>) {
+        if let Some(Candidate { decisions, placed, iteration_s }) = found
+            && iteration_s < self.best_s
+        {
+            self.best_s = iteration_s;
+            self.best = Some((decisions, placed));
+            let first_s = self.begun.elapsed().as_secs_f64();
+            self.effort.first_s.get_or_insert(first_s);
+        }
+    }
+
+    fn expand_all(&mut self, team: &mut Team<'_>, until: Until<'_>, progress: Progress<'_>) {
+        loop {
+            // The threads work on the next batch while the answers to one are taken.
+            while team.is_hungry() {
+                let nodes = if until.is_over() { vec![] } else { self.next_batch() };
+                if nodes.is_empty() {
+                    break;
+                }
+                let work = self.work_left() / WORK_SHARE;
+                team.send(Batch::Nodes(nodes, self.best_s, work, Arc::clone(&self.paths)));
+            }
+            if team.is_idle() {
+                break;
+            }
+            for answer in team.receive() {
+                if let Answer::Expansion(expansion) = answer {
+                    self.take(*expansion);
+                }
+            }
+            progress(self.standing());
+        }
+        self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
+        let contexts = &self.contexts;
+        let count = |waiting: Waiting| match waiting.what {
+            What::Context(index) => contexts[index].count(),
+            What::SearchNode(node) => node.count,
+        };
+        self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
+    }
+
+    /// Whether any configuration was asked for, and one was found.
+    fn is_enough(&self) -> bool {
+        self.task.any && self.best.is_some()
+    }
+
+    fn standing(&self) -> Standing {
+        let proof = &self.proof;
+        let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+        let bound_s = self.least_waiting_s().min(self.best_s);
+        let (settled, best_s) = (cut + proof.placed, self.best_s);
+        Standing { settled, all: proof.candidates, best_s, bound_s }
+    }
+
+    /// The least bound of a search node that is not expanded, with overheads, s.
+    fn least_waiting_s(&self) -> f64 {
+        self.waiting.peek().map_or(f64::INFINITY, |least| least.bound_s)
+    }
+
+    /// The search nodes with the least bounds below the incumbent.
+    fn next_batch(&mut self) -> Vec<SearchNode> {
+        if self.expansions >= self.task.most_expansions || self.is_enough() {
+            return vec![];
+        }
+        let (mut nodes, mut leaves) = (vec![], 0);
+        while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
+            let best_s = self.best_s;
+            if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
+                break;
+            }
+            let Some(Waiting { bound_s, what, .. }) = self.waiting.pop() else { break };
+            let node = match what {
+                What::Context(index) => self.contexts[index].node(bound_s),
+                What::SearchNode(node) => *node,
+            };
+            leaves += usize::from(node.is_leaf());
+            nodes.push(node);
+        }
+        self.expansions += nodes.len() as u64;
+        nodes
+    }
+
+    fn take(&mut self, expansion: Expansion) {
+        self.proof.cut_by_time += expansion.cut_by_time;
+        self.proof.cut_by_memory += expansion.cut_by_memory;
+        self.proof.cut_by_dominance += expansion.cut_by_dominance;
+        self.proof.placed += expansion.placed;
+        self.proof.ilps += expansion.ilps;
+        self.ilp_s += expansion.ilp_s;
+        self.work += expansion.work;
+        self.open_bound_s = self.open_bound_s.min(expansion.open_s);
+        self.open.extend(expansion.open);
+        self.near.extend(expansion.near);
+        if !expansion.paths.is_empty() {
+            let known = Arc::make_mut(&mut self.paths);
+            for (key, path) in expansion.paths {
+                remember(known.entry(key).or_default(), path);
+            }
+        }
+        for part in expansion.parts {
+            self.push(part);
+        }
+        self.offer(expansion.best);
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let gap = |open_s: f64| (1.0 - open_s / self.best_s).max(0.0);
+        self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
+        self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
+        self.proof.proven_optimal = self.proof.gap == 0.0;
+        self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
+        let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
+        let best = self.best.take().and_then(|(decisions, placed)| {
+            let decisions = named_by_result(decisions, &placed, self.task.restrictions);
+            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
+            let priced = configuration.price(&placed, &mut worker.scratch);
+            Some(Found { decisions: configuration.decisions, placed, priced })
+        });
+        Outcome { best, proof: self.proof, effort: self.effort }
+    }
+}
+
+/// Chains kept per pipeline.
+const MAX_PATHS: usize = 8;
+
+fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
+    if known.len() < MAX_PATHS && !known.contains(&path) {
+        known.push(path);
+    }
+}
+
+/// Replaces `per_layer` by the uniform recomputation that the placement turned out to have, if
+/// allowed.
+pub(super) fn named_by_result(
+    mut d: Decisions,
+    placed: &Placed,
+    restrictions: &Restrictions,
+) -> Decisions {
+    if d.recompute != RecomputePolicy::PerLayer {
+        return d;
+    }
+    let used =
+        |option: usize| placed.iter().any(|s| s.recompute.iter().any(|split| split[option] > 0));
+    let uniform = match (used(0), used(1), used(2)) {
+        (_, false, false) => RecomputePolicy::None,
+        (false, true, false) => RecomputePolicy::Selective,
+        (false, false, true) => RecomputePolicy::Full,
+        _ => RecomputePolicy::PerLayer,
+    };
+    if restrictions.recompute.allows(uniform) {
+        d.recompute = uniform;
+    }
+    d
+}
