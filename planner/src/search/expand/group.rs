@@ -234,3 +234,52 @@ fn least_of(bounds: &[PipelineBound]) -> Option<(usize, PipelineBound)> {
     let all = bounds.iter().copied().enumerate();
     all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Task;
+    use crate::request::restrictions::Restrictions;
+    use crate::search::expand::{Context, SLACK};
+    use std::sync::Arc;
+
+    /// Breadth-first loops gather sharded weights once for all micro-batches, pairs of passes hide
+    /// what others do not: a bound for all pipelines must not forget any of them.
+    #[test]
+    fn the_bound_of_a_layout_is_no_more_than_that_of_any_pipeline() {
+        let mut compared = 0;
+        for (model, settings) in [
+            ("llama8b", ["zero_stage=3", "tp=1,2"]),
+            ("llama8b", ["zero_stage=1", "tp=1,2"]),
+            ("mixtral_8x22b", ["zero_stage=2,3", "tp=2"]),
+        ] {
+            let model = models::model::shipped(model).and_then(Result::ok).expect("it reads");
+            let cluster = models::cluster::shipped("selene").and_then(Result::ok);
+            let mut cluster = cluster.expect("it reads");
+            cluster.levels.iter_mut().for_each(|level| level.bytes_per_s *= 0.1);
+            let restrictions = Restrictions::parse(&settings).expect("they are valid");
+            let task =
+                Task { ignore_memory: true, ..Task::new(&model, &cluster, 32, &restrictions) };
+            let mut worker = Worker::new(&task, Arc::default());
+            let space = task.space();
+            for context in space.contexts().into_iter().step_by(7) {
+                let splits = Arc::from(space.expert_splits(&context.decisions));
+                let context = Context { decisions: context.decisions, splits, each: 1 };
+                for layout in worker.layouts_below(&context.node(0.0), f64::INFINITY) {
+                    let d = &layout.decisions;
+                    let mut parallel = worker.view(d);
+                    let bound_s = worker.layout_s(&mut parallel, d);
+                    for pipeline in worker.pipeline_choices(&parallel.choices, d) {
+                        let d = pipeline.of(d);
+                        let own_s = worker.quick_s(&mut parallel, &d, f64::INFINITY);
+                        // The bound of a pipeline leaves room for local search.
+                        let least_s = own_s * (1.0 + SLACK) * (1.0 + 1e-9);
+                        assert!(bound_s <= least_s, "{bound_s} > {own_s}: {d:?}");
+                        compared += 1;
+                    }
+                }
+            }
+        }
+        assert!(compared > 1000, "{compared}");
+    }
+}

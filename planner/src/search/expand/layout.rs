@@ -264,10 +264,20 @@ impl Worker<'_> {
     }
 
     /// Bound of a parallel layout over all its pipelines, with overheads, s: without vocabulary layers
-    /// and transfers, and with the backward split.
+    /// and transfers. Breadth-first loops are bounded apart, because they alone gather and reduce
+    /// once for all micro-batches; of the others those with a split backward have the least bound.
     pub(super) fn layout_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
+        let looped = ScheduleName::LoopedBfs;
+        let is_open = parallel.choices.schedules.iter().any(|(name, ..)| *name == looped);
+        let looped_s = if is_open { self.like_s(parallel, d, looped) } else { f64::INFINITY };
+        looped_s.min(self.like_s(parallel, d, ScheduleName::ZbV))
+    }
+
+    /// Bound of a layout over the pipelines that cost no less than one of this schedule, with
+    /// overheads, s.
+    fn like_s(&mut self, parallel: &mut LayoutView, d: &Decisions, schedule: ScheduleName) -> f64 {
         let spec = PipelineSpec {
-            schedule: ScheduleName::ZbV,
+            schedule,
             chunks: 2,
             recompute: recompute_choices(&parallel.choices)[0],
             ..self.bare_spec(0.0, d)
