@@ -42,7 +42,7 @@ const ORDER_S: f64 = 60.0;
 
 /// Share of the time for the plan itself where alternatives are asked for.
 const FIRST: f64 = 0.5;
-/// Share of the time left for finding out whether an estimate fits.
+/// Share of the time left for a configuration that fits; the rest is for what does not.
 const FITTING: f64 = 0.5;
 /// Share of the time for a single alternative.
 const SINGLE: f64 = 0.1;
@@ -264,10 +264,15 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;
-    // What does not fit is priced, too: half of the time is for finding out whether it fits.
-    let with_headroom = request.with_share(FITTING);
-    let found = answer(&with_headroom, &with_headroom.task()).ok();
-    let Some(answer) = found.or_else(|| priced_anyway(&request)) else {
+    let without_headroom = request.without_headroom();
+    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
+    let found = surely(&request, &request.task())
+        .or_else(|| {
+            let whole = request.headroom > 0.0;
+            whole.then(|| surely(&without_headroom, &without_headroom.task())).flatten()
+        })
+        .or_else(|| surely(&without_headroom, &unlimited));
+    let Some(answer) = found else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
     };
@@ -280,18 +285,17 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     complete(&request)
 }
 
-/// A configuration that does not fit, or only without the headroom.
-fn priced_anyway(request: &Request) -> Option<Answer> {
-    let request = request.without_headroom();
-    let fitting = request.with_share(FITTING);
-    let fits = || answer(&fitting, &fitting.task()).ok();
-    let unlimited = Task { ignore_memory: true, ..request.task() };
-    let endless = Task { until: Until { deadline: None, ..unlimited.until }, ..unlimited.clone() };
-    let found = if request.headroom > 0.0 { fits() } else { None };
-    found
-        .or_else(|| answer(&request, &unlimited).ok())
-        // A price is found at once where no better one is waited for.
-        .or_else(|| answer(&request, &Task { any: true, ..endless }).ok())
+/// The best answer in half of the time left. Where that is too little to tell whether there is one,
+/// any answer, however long it takes: whether something fits must not depend on the time.
+fn surely(request: &Request, task: &Task<'_>) -> Option<Answer> {
+    let limited = Task { until: task.until.share(FITTING), ..task.clone() };
+    answer(request, &limited)
+        .or_else(|why| {
+            let until = Until { deadline: None, ..task.until };
+            let any = Task { any: true, until, ..task.clone() };
+            if why == Empty::Undecided { answer(request, &any) } else { Err(why) }
+        })
+        .ok()
 }
 
 fn complete_nothing(request: &Request) -> Result<(), Failure> {
