@@ -125,8 +125,9 @@ bench: setup
 	cargo bench --locked -p meshwright-runtime --bench hidden
 	@$(MAKE) --no-print-directory bench-torch
 
-# What users wait for: 1,000 random requests and 1,000 random pinnings, each answered by the program.
-# Half an hour on two cores; the figures are in docs/speed.md.
+# What users wait for: 1,000 random requests and 1,000 random pinnings, each answered by the
+# program.
+# Ten minutes on two cores; the figures are in docs/speed.md.
 latency: build
 	cargo bench --locked -p meshwright-tests --bench latency -- --plan $(or $(CARGO_TARGET_DIR),target)/release/plan
 

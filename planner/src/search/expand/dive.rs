@@ -20,8 +20,8 @@ const CUTS: usize = 4;
 const PROMISING: usize = 4;
 
 impl Worker<'_> {
-    /// Follows what is most promising of some search nodes down to a parallel layout, and prices `breadth` of its pipelines, each
-    /// with its most promising choice of parameter state.
+    /// Follows what is most promising of some search nodes down to a parallel layout, and prices
+    /// `breadth` of its pipelines, each with its most promising choice of parameter state.
     pub fn dive(&mut self, nodes: &[SearchNode], best_s: f64, breadth: usize) -> Expansion {
         let mut parts: Vec<SearchNode> = vec![];
         for node in nodes {
@@ -52,8 +52,8 @@ impl Worker<'_> {
         })
     }
 
-    /// What a dive expects of a part of the space, with overheads, s: the least with 1F1B and a usual
-    /// choice of parameter state.
+    /// What a dive expects of a part of the space, with overheads, s: the least with 1F1B and a
+    /// usual choice of parameter state.
     fn promise_s(&mut self, node: &SearchNode) -> f64 {
         let d = Decisions { schedule: ScheduleName::OneFOneB, vpp: 1, ..node.decisions.clone() };
         let choices = self.choices(&d);

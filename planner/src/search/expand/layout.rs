@@ -263,9 +263,10 @@ impl Worker<'_> {
         pipelines
     }
 
-    /// Bound of a parallel layout over all its pipelines, with overheads, s: without vocabulary layers
-    /// and transfers. Breadth-first loops are bounded apart, because they alone gather and reduce
-    /// once for all micro-batches; of the others those with a split backward have the least bound.
+    /// Bound of a parallel layout over all its pipelines, with overheads, s: without vocabulary
+    /// layers and transfers. Breadth-first loops are bounded apart, because they alone gather and
+    /// reduce once for all micro-batches; of the others those with a split backward have the least
+    /// bound.
     pub(super) fn layout_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
         let looped = ScheduleName::LoopedBfs;
         let is_open = parallel.choices.schedules.iter().any(|(name, ..)| *name == looped);

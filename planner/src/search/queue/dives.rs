@@ -21,9 +21,9 @@ const MICRO_BATCHES: usize = 6;
 const SECOND_BEST: f64 = 1.1;
 
 impl Run<'_> {
-    /// Looks for a good first incumbent. Of all contexts with the same degrees the one with the least
-    /// bound is followed to its most promising configuration, which is priced. Then the contexts of
-    /// the degrees where that went best are looked into more broadly.
+    /// Looks for a good first incumbent. Of all contexts with the same degrees the one with the
+    /// least bound is followed to its most promising configuration, which is priced. Then the
+    /// contexts of the degrees where that went best are looked into more broadly.
     pub(super) fn dive(&mut self, team: &mut Team<'_>, until: Until<'_>) {
         let mut groups: HashMap<[u64; 3], Vec<usize>> = HashMap::default();
         for (at, context) in self.contexts.iter().enumerate() {
