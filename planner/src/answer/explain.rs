@@ -470,7 +470,8 @@ fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String
 }
 
 fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
-    (0..request.settings.len()).find_map(|index| {
+    let mut all = (0..request.settings.len()).take_while(|_| !request.task().is_stopped());
+    all.find_map(|index| {
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
         let restrictions = lean(&request.narrowed_by(&settings).ok()?);
@@ -483,7 +484,8 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
 
 /// Tries two to eight times as many GPUs, then powers of two.
 fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
-    [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter().find_map(|times| {
+    let all = [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter();
+    all.take_while(|_| !request.task().is_stopped()).find_map(|times| {
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
         let task = Task { gpus, solver_work: QUESTION_WORK, ..request.task() };
         let found = search(&task, progress).best?;

@@ -39,9 +39,11 @@ pub fn by_own_times(
     if !decisions.vocab.over_pipeline() || decisions.vocab == Vocab::Interlaced {
         return None;
     }
+    let (model, cluster, gpus) = (cache.model, cache.cluster, cache.gpus);
     let priced = |pass_times: PassRatios| {
+        let cache = CostCache::new(model, cluster, gpus);
         let decisions = Decisions { pass_times: Some(pass_times), ..decisions.clone() };
-        let configuration = Configuration::new(cache, decisions).ok()?;
+        let configuration = Configuration::new(&cache, decisions).ok()?;
         let priced = configuration.price(placed, &mut Scratch::default());
         (priced.fits || !now.fits).then(|| (configuration.decisions.clone(), priced))
     };
@@ -50,8 +52,14 @@ pub fn by_own_times(
     let configuration = Configuration::new(cache, with_input_passes).ok()?;
     let problem = configuration.problem_of(configuration.columns_of_placed(placed));
     let own = PassRatios::nearest(mean_times(&configuration, &problem));
-    // Stages differ from their mean, so placement by mean times is not always the faster.
-    let candidates = own.into_iter().chain([default]).filter_map(priced);
+    // Stages differ from their mean, so placement by mean times is not always the faster. An order
+    // of many passes takes a tenth of a second to make.
+    let both = std::thread::scope(|scope| {
+        let by_own = scope.spawn(|| own.and_then(priced));
+        let by_default = priced(default);
+        [by_own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), by_default]
+    });
+    let candidates = both.into_iter().flatten();
     candidates.min_by(|(_, one), (_, other)| one.iteration_s.total_cmp(&other.iteration_s))
 }
 

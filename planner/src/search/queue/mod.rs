@@ -38,6 +38,7 @@ const MAX_THREADS: usize = 8;
 /// phase does not use is left to the next.
 const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
+const WITH_PASSES: f64 = 0.75;
 const PROVING: f64 = 0.5;
 const CLIMBING: f64 = 0.5;
 
@@ -52,7 +53,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let mut run = Run::new(task, Arc::clone(&pipelines));
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
-        run.expand_all(&mut team, expanding.until, progress);
+        let earlier = expanding.until.share(WITH_PASSES);
+        run.expand_all(&mut team, [expanding.until, earlier], progress);
         drop(team);
         if !run.is_enough() {
             run.prove_open();
@@ -192,10 +194,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn expand_all(&mut self, team: &mut Team<'_>, until: Until<'_>, progress: Progress<'_>) {
+    /// Expands search nodes until a moment, or an earlier one where the incumbent has vocabulary
+    /// passes: there, a second search follows, and another order of passes.
+    fn expand_all(
+        &mut self,
+        team: &mut Team<'_>,
+        [until, earlier]: [Until<'_>; 2],
+        progress: Progress<'_>,
+    ) {
         loop {
             // The threads work on the next batch while the answers to one are taken.
             while team.is_hungry() {
+                let passes = self.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline());
+                let until = if passes { earlier } else { until };
                 let nodes = if until.is_over() { vec![] } else { self.next_batch() };
                 if nodes.is_empty() {
                     break;
