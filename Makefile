@@ -127,7 +127,7 @@ bench: setup
 
 # What users wait for: 1,000 random requests and 1,000 random pinnings, each answered by the
 # program.
-# Ten minutes on two cores; the figures are in docs/speed.md.
+# Five minutes on two cores; the figures are in docs/speed.md.
 latency: build
 	cargo bench --locked -p meshwright-tests --bench latency -- --plan $(or $(CARGO_TARGET_DIR),target)/release/plan
 

@@ -162,6 +162,8 @@ fn report(what: &str, verb: &str, commands: &[Vec<String>], options: &Options) {
     println!("  gap              {}", quantiles(runs.iter().filter_map(|r| r.gap), 1e2, "%"));
     let searched = runs.iter().filter_map(|run| run.searched_gap);
     println!("  gap as searched  {}", quantiles(searched, 1e2, "%"));
+    let proven = runs.iter().filter(|run| run.searched_gap == Some(0.0)).count();
+    println!("  proven           {proven} of {} answered", of(0));
     for limit_s in LIMITS_S {
         let over = runs.iter().filter(|run| run.wall_s > limit_s).count();
         println!("  over {limit_s} s       {over}");
