@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
 /// The same with `--from`, s.
-const AGAIN_S: f64 = 0.1;
+const AGAIN_S: f64 = 0.2;
 /// The same where every decision is set, so that only layers and recomputation are open, s.
 const SINGLE_S: f64 = 0.05;
 
@@ -105,7 +105,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     if idle > 0 {
         let all = request.gpus + idle;
-        let text = format!("{idle} of {all} GPUs: no more can be split over this model as fast");
+        let why = match answer.proof.searched_gap {
+            0.0 => "more cannot be split over this model, or not as fast",
+            _ => "no faster way with more was found in the time; --prove goes on",
+        };
+        let text = format!("{idle} of {all} GPUs: {why}");
         around += &line("idle", &text);
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
