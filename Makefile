@@ -126,8 +126,7 @@ bench: setup
 	@$(MAKE) --no-print-directory bench-torch
 
 # What users wait for: 1,000 random requests and 1,000 random pinnings, each answered by the
-# program.
-# Five minutes on two cores; the figures are in docs/speed.md.
+# program. Five minutes on two cores; the figures are in docs/speed.md.
 latency: build
 	cargo bench --locked -p meshwright-tests --bench latency -- --plan $(or $(CARGO_TARGET_DIR),target)/release/plan
 

@@ -157,7 +157,8 @@ pub struct LimitArgs {
     /// alternative of `explain`; 60 more for --order ilp]
     #[arg(long, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
-    /// Go on until nothing can be faster; Ctrl-C prints the best so far
+    /// Go on until nothing can be faster, or integer programs have done all the work they are
+    /// allowed; Ctrl-C prints the best so far
     #[arg(long, conflicts_with = "time_limit")]
     pub prove: bool,
 }

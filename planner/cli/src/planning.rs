@@ -70,6 +70,10 @@ fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputEr
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let known = args.request.from.as_deref().map(read_checked).transpose()?;
     let mut request = requested(&args.request, known.as_ref())?;
+    if known.is_some() && args.objective != Objective::Time {
+        let error = InputError::new("--from has no effect on --objective memory");
+        return Err(error.help("leave one of the two out").into());
+    }
     let default_s = if known.is_some() { AGAIN_S } else { ANSWER_S };
     request.deadline = deadline(args.limit, default_s)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
@@ -265,6 +269,9 @@ fn fastest(request: &Request) -> Result<Answer, Empty> {
 pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let known = args.request.from.as_deref().map(read_checked).transpose()?;
     let mut request = requested(&args.request, known.as_ref())?;
+    if known.is_some() {
+        conflicts::check(&request)?;
+    }
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;

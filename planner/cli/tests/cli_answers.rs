@@ -289,6 +289,10 @@ fn a_plan_is_made_again_for_fewer_gpus() {
     assert!((time_s(&same) / time_s(&before) - 1.0).abs() < 1e-9, "{same} {before}");
     let refused = plan(&format!("--from {path} --model llama8b"));
     assert!(refused.code == 2 && refused.err.contains("cannot be used with"), "{refused:?}");
+    let refused = plan(&format!("--from {path} --objective memory"));
+    assert!(refused.code == 2 && refused.err.contains("no effect"), "{refused:?}");
+    let refused = plan(&format!("estimate --from {path} --gpus 37"));
+    assert!(refused.code == 2 && !refused.err.contains("bug of ours"), "{refused:?}");
 }
 
 /// However little the time, there is an answer, and its gap tells what is left.
@@ -299,8 +303,7 @@ fn an_answer_is_there_in_time() {
     let search = |run: &Run| run.json()["search"].clone();
     assert!(hurried.code == 0 || hurried.err.contains("in the time"), "{hurried:?}");
     let small = "--model llama8b --gpus 64 --json";
-    let (soon, proven) =
-        (search(&plan(&format!("{small} --time-limit 2"))), search(&plan(small)));
+    let (soon, proven) = (search(&plan(&format!("{small} --time-limit 2"))), search(&plan(small)));
     assert_eq!(proven["searched_gap"], 0.0);
     assert!(proven["first_s"].as_f64().unwrap() < proven["elapsed_s"].as_f64().unwrap());
     assert_eq!(soon["candidates"], proven["candidates"]);

@@ -249,7 +249,11 @@ fn proven(answer: &Answer) -> String {
     } else {
         let (searched, gap) = (100.0 * proof.searched_gap, 100.0 * proof.gap);
         let within = format!("within {searched:.1} % of the best of the cuts tried");
-        format!("{within}, {gap:.1} % of all; --prove goes on")
+        let why = match answer.effort.limited {
+            true => "--prove goes on",
+            false => "no more work is allowed for integer programs",
+        };
+        format!("{within}, {gap:.1} % of all; {why}")
     };
     let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
     format!(

@@ -77,7 +77,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     proof.proven_optimal = open_s >= best_s;
     proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
     proof.searched_gap = proof.gap;
-    let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), first_s, ms_per_ilp };
+    let limited = task.until.deadline.is_some();
+    let effort = Effort { elapsed_s: begun.elapsed().as_secs_f64(), first_s, limited, ms_per_ilp };
     let best = best.and_then(|(decisions, placed, _)| {
         let decisions = named_by_result(decisions, &placed, task.restrictions);
         let configuration = Configuration::new(&cache, decisions).ok()?;

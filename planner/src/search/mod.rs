@@ -39,6 +39,8 @@ pub struct Effort {
     pub elapsed_s: f64,
     /// From its start to the first plan that fits, s, if there is one.
     pub first_s: Option<f64>,
+    /// Whether there was a deadline.
+    pub limited: bool,
     /// Integer programs on average, ms.
     pub ms_per_ilp: f64,
 }

@@ -38,9 +38,10 @@ const MAX_THREADS: usize = 8;
 /// phase does not use is left to the next.
 const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
-const WITH_PASSES: f64 = 0.75;
 const PROVING: f64 = 0.5;
 const CLIMBING: f64 = 0.5;
+/// Share of the time for expanding after the dives, where the incumbent has vocabulary passes.
+const WITH_PASSES: f64 = 0.75;
 
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
@@ -61,6 +62,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
             run.climb(threads);
             run.bound_left_open();
         }
+        run.effort.limited = task.until.deadline.is_some();
         run.effort.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
