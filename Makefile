@@ -192,7 +192,7 @@ cudnn: setup
 # calls needs neither cargo nor a network, only the driver, CUDA's libraries and, for what is beside
 # PyTorch, a Python with it: `make gpu-pack` here, then copy the folder and this repository there.
 GPU_PACK ?= gpu-pack
-GPU_PARTS ?= versions test golden bench steps kernels torch beside calibrate sanitize
+GPU_PARTS ?= versions test golden programs bench steps kernels torch turns beside calibrate sanitize
 gpu: gpu-pack
 	tools/gpu_all.sh --bin $(GPU_PACK) --out gpu-out $(GPU_PARTS)
 
@@ -204,6 +204,7 @@ gpu-pack: setup
 	mkdir -p $(GPU_PACK)
 	for program in gpu-test gpu-bench measure-gpu plan examples/gpu_golden; do \
 	  strip -o $(GPU_PACK)/$${program##*/} $(or $(CARGO_TARGET_DIR),target)/release/$$program || exit 1; done
+	tools/gpu_programs.sh $(GPU_PACK)/plan $(GPU_PACK)/programs
 
 mpi-packages:
 	@if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then exit 0; fi; \

@@ -3,9 +3,10 @@
 #
 #   tools/gpu_all.sh [--bin DIR] [--out DIR] [--on-cpu] PART...
 #
-# Parts: versions test golden bench steps kernels torch beside calibrate sanitize. `make gpu-pack`
-# builds the programs that it calls into one folder; it needs neither cargo nor a network. Each part
-# writes to the output folder as figures come, so a part that is cut short keeps what it has.
+# Parts: versions test golden programs bench steps kernels torch turns beside calibrate sanitize.
+# `make gpu-pack` builds the programs that it calls into one folder; it needs neither cargo nor a
+# network. Each part writes to the output folder as figures come, so a part that is cut short keeps
+# what it has.
 # --on-cpu rehearses the parts on the emulator, with figures that mean nothing.
 #
 # CUDA's libraries are looked for where the loader looks, and in the folders of PyTorch's packages.
@@ -75,6 +76,32 @@ golden() {
     xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); golden_one {}'
 }
 
+# Generated trainers of golden cases, whose ranks share the GPU: their losses beside PyTorch's.
+program_one() {
+  read -r name case format flags <<<"$1"
+  rm -f "$out/program-$name.jsonl"
+  "$bin/programs/$name" --gpu --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
+    --time-limit-s 60 --metrics "$out/program-$name.jsonl" --rank-report "$out/program-$name-ranks.jsonl" $flags \
+    >"$out/program-$name.log" 2>&1
+  "$python" tools/gpu_program_losses.py "$name" "$case" "$format" $? "$out" | tee -a "$out/programs.jsonl"
+}
+export -f program_one
+programs() {
+  xargs -P "${PROGRAM_JOBS:-3}" -d '\n' -I{} bash -c 'program_one "{}"' <"$bin/programs/list.txt"
+  "$python" - "$out/tokens.safetensors" <<'PYTHON'
+import json, random, struct, sys
+shape = [12, 64, 1025]
+tokens = random.Random(1).choices(range(50257), k=shape[0] * shape[1] * shape[2])
+head = json.dumps({"tokens": {"dtype": "I64", "shape": shape, "data_offsets": [0, 8 * len(tokens)]}}).encode()
+with open(sys.argv[1], "wb") as file:
+    file.write(struct.pack("<Q", len(head)) + head + struct.pack(f"<{len(tokens)}q", *tokens))
+PYTHON
+  "$bin/programs/gpt2_124m" --gpu --data "$out/tokens.safetensors" --steps 12 --metrics "$out/program-gpt2_124m.jsonl" \
+    --rank-report "$out/program-gpt2_124m-ranks.jsonl" >"$out/program-gpt2_124m.log" 2>&1
+  echo "gpt2_124m: exit $?, $(tail -1 "$out/program-gpt2_124m.jsonl")"
+  rm "$out/tokens.safetensors"
+}
+
 bench() { "$bin/gpu-bench" "${on_cpu[@]}" --require-cudnn --json "$out/bench.json" ${BENCH:+--only "$BENCH"}; }
 
 # Each model's step, launched and replayed: a line each.
@@ -102,17 +129,34 @@ kernels() {
   done
 }
 
-# PyTorch's step of each model. Compilation goes beside whatever else runs until the file `go` is
-# there.
+# PyTorch's step of a model; more flags follow it.
 torch_step() {
   how=layers
   case ";$WHOLE;" in *";${1%:*};"*) how=whole ;; esac
   "$python" tools/gpu_torch_step.py --model "${1%:*}" --sequences "${1##*:}" --backend "${BACKEND:-cudnn}" \
-    --compiled $how --go "${GO:-/dev/null}" 2>>"$out/torch.log" | tee -a "$out/steps.jsonl"
+    --compiled $how "${@:2}" 2>>"$out/torch.log" | tee -a "$out/steps.jsonl"
 }
 torch() {
   local IFS=';' model
   for model in $MODELS; do torch_step "$model"; done
+}
+
+# Our step and PyTorch's in turns, of models that fit the GPU's memory together.
+turns() {
+  local IFS=';' model turn at
+  for model in ${TAKING_TURNS:-$WHOLE}; do
+    model=$(grep -o "$model:[0-9]*" <<<"$MODELS")
+    at=$(mktemp -d)/turn
+    torch_step "$model" --turns "${TURNS:-4}" --at "$at" &
+    while [ ! -e "$at.ready" ] && kill -0 $! 2>/dev/null; do sleep 0.1; done
+    for ((turn = 0; turn < ${TURNS:-4}; turn++)); do
+      (MODELS=$model; hows=(default); steps)
+      touch "$at.$turn"
+      while [ ! -e "$at.$turn.done" ] && kill -0 $! 2>/dev/null; do sleep 0.1; done
+    done
+    wait
+    rm -r "$(dirname "$at")"
+  done
 }
 
 # 20 steps of each model from PyTorch's weights, beside PyTorch's losses.
@@ -158,8 +202,8 @@ for part in "${parts[@]}"; do
   echo "==== $part ===="
   case $part in
     test) tests ;;
-    versions | golden | bench | steps | kernels | torch | beside | calibrate | sanitize) $part ;;
-    *) echo "error: $part: valid: versions, test, golden, bench, steps, kernels, torch, beside, calibrate, sanitize" >&2 ;;
+    versions | golden | programs | bench | steps | kernels | torch | turns | beside | calibrate | sanitize) $part ;;
+    *) echo "error: $part: valid: versions, test, golden, programs, bench, steps, kernels, torch, turns, beside, calibrate, sanitize" >&2 ;;
   esac
   echo "$part $((SECONDS - begin)) s" | tee -a "$out/parts.txt"
 done

@@ -3,10 +3,14 @@
 
     tools/gpu_torch_step.py --model "GPT-2 124M" --sequences 64 --backend cudnn --compiled whole
 
-The step is compiled, in bf16 by autocast with f32 master weights, with fused AdamW. `--compiled
-layers` compiles each layer by itself, which takes seconds where the whole of a deep model takes
-minutes. With `--go FILE` it compiles and warms up, and then waits for the file: compilation may go
-beside other work on the GPU, timing may not. Prints one line of JSON: the median step.
+The step is compiled, in bf16 by autocast with f32 master weights, with fused AdamW. Gradients are
+clipped by their norm, as ours are; the time without that is printed too. `--compiled layers`
+compiles each layer by itself, which takes seconds where the whole of a deep model takes minutes.
+Prints a line of JSON with the median step for each.
+
+With `--turns N --at FILE` it takes turns with another program on the same GPU, so that both run at
+the same temperature: it makes FILE.ready once it has compiled, times itself whenever FILE.0, FILE.1
+and so on are made, and makes FILE.0.done and so on.
 """
 
 import argparse
@@ -113,9 +117,13 @@ def middle_seconds(torch, run, warm=3, times=10):
     return statistics.median(found)
 
 
-def waiting_for(path):
-    while path and not os.path.exists(path):
-        time.sleep(0.05)
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
+
+
+def make(path):
+    open(path, "w", encoding="utf-8").close()
 
 
 def main():
@@ -124,7 +132,8 @@ def main():
     parser.add_argument("--sequences", required=True, type=int)
     parser.add_argument("--backend", default="cudnn", choices=("cudnn", "flash"))
     parser.add_argument("--compiled", default="whole", choices=("whole", "layers", "not"))
-    parser.add_argument("--go", help="file to wait for before timing")
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--at", help="beginning of the names of the files by which turns are taken")
     options = parser.parse_args()
 
     import torch
@@ -145,10 +154,12 @@ def main():
             layer.compile()
         model.loss = torch.compile(model.loss)
 
-    def step():
+    def step(clip=True):
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(ids, targets)
         loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -157,23 +168,31 @@ def main():
         step()
         torch.cuda.synchronize()
         compiled_s = time.perf_counter() - begin
-        waiting_for(options.go)
-        s = middle_seconds(torch, step)
-    row = {
-        "by": "torch",
-        "model": options.model,
-        "sequences": options.sequences,
-        "s": s,
-        "tokens_per_s": options.sequences * length / s,
-        "backend": options.backend,
-        "compiled": options.compiled,
-        "first_step_s": compiled_s,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-    print(json.dumps(row), flush=True)
+        if options.at:
+            make(f"{options.at}.ready")
+        for turn in range(options.turns):
+            if options.at:
+                wait_for(f"{options.at}.{turn}")
+            for clip in (True, False):
+                s = middle_seconds(torch, lambda: step(clip))
+                row = {
+                    "by": "torch" if clip else "torch without clipping",
+                    "model": options.model,
+                    "sequences": options.sequences,
+                    "turn": turn,
+                    "s": s,
+                    "tokens_per_s": options.sequences * length / s,
+                    "backend": options.backend,
+                    "compiled": options.compiled,
+                    "first_step_s": compiled_s,
+                    "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+                    "gpu": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "cudnn": torch.backends.cudnn.version(),
+                }
+                print(json.dumps(row), flush=True)
+            if options.at:
+                make(f"{options.at}.{turn}.done")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ pub fn runtime() -> String {
 const OPTIMIZED: [&str; 4] = ["meshwright-kernels", "gemm", "gemm-common", "gemm-f64"];
 
 /// Runs `cargo build` on a crate, with messages as JSON on stdout. All but the kernels is built
-/// without optimization, which is faster than what it saves.
+/// without optimization, which is faster than what it saves. Warnings are errors.
 ///
 /// # Panics
 /// Cargo cannot be started.
@@ -46,7 +46,7 @@ pub fn build(folder: &Path, target: &Path) -> Output {
         .env("CARGO_TARGET_DIR", target)
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_INCREMENTAL", "0")
-        .env_remove("RUSTFLAGS")
+        .env("RUSTFLAGS", "-D warnings")
         .output()
         .expect("cargo runs")
 }

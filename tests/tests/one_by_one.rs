@@ -44,7 +44,10 @@ fn the_gap_covers_what_is_missed() {
             let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
             let Some(answer) = brute::best(&task, 20_000) else { return };
             let outcome = search(&task, &mut |_| {});
-            assert_eq!(outcome.proof.candidates, answer.combinations, "{what}");
+            let proof = &outcome.proof;
+            assert_eq!(proof.candidates, answer.combinations, "{what}");
+            let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+            assert_eq!(proof.placed + cut, proof.candidates, "{what}: as `plan check` wants it");
             let Some((.., best)) = answer.best else {
                 assert!(outcome.best.is_none(), "{what}");
                 return;

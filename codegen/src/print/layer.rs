@@ -50,7 +50,18 @@ pub fn fields(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
         let (of, _) = field_type(printer.lowered, &field.kind);
         format!("{}: {of},", field.name)
     };
-    segment.fields.iter().map(line).collect()
+    held(printer, segment).map(line).collect()
+}
+
+/// The fields that passes use. A loss that is fused with the output matrix holds it itself.
+pub fn held<'a>(
+    printer: &Printer<'_>,
+    segment: &'a Segment,
+) -> impl Iterator<Item = &'a Field> + use<'a> {
+    let program = &printer.lowered.program;
+    let gathered = program.zero_stage == 3 && program.model.tied_embeddings;
+    let unread = program.fused_loss && !gathered;
+    segment.fields.iter().filter(move |field| !(unread && matches!(field.kind, FieldKind::Output)))
 }
 
 /// What this rank holds of split fields, in lines of a comment.

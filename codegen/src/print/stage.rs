@@ -1,7 +1,7 @@
 //! The kinds of stage as values for their template.
 
 use super::Printer;
-use super::layer::{fields, norm};
+use super::layer::{fields, held, norm};
 use super::statement::Statements;
 use super::text::{indented, listed, size};
 use super::types::type_name;
@@ -218,7 +218,7 @@ pub fn float(value: f64) -> String {
 
 fn construct(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     let names = |segment: &Segment| -> Vec<String> {
-        segment.fields.iter().map(|field| field.name.to_owned()).collect()
+        held(printer, segment).map(|field| field.name.to_owned()).collect()
     };
     let mut items = vec!["parameters: begin..inventory.elements()".to_owned()];
     if kind.input() {

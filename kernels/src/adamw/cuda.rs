@@ -48,10 +48,10 @@ pub struct Proposal<'a, S> {
 /// elements, and the decay packed with two flags ([`last`]).
 type Row = [u64; 8];
 
-/// Elements of a chunk, which a block updates. On an H200 chunks of 65,536 reach 0.93 of a copy's
-/// bandwidth at 2^30 elements and 0.90 at 2^27, chunks of 4096 0.95 at 2^27 (docs/gpu/results.md).
-/// Larger chunks were meant to spare misses of the TLB in large models; that they do is not shown.
-const CHUNK: usize = 65_536;
+/// Elements of a chunk, which a block updates. On an H200 chunks of 4096 reach 0.97 of a copy's
+/// bandwidth at 2^30 elements and 0.94 at 2^27; of 65,536, 0.91 and 0.88. Loading more than four
+/// elements a thread before the first is stored gains nothing (docs/gpu/results.md).
+const CHUNK: usize = 4096;
 
 /// The module.
 #[must_use]

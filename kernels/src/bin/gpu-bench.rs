@@ -60,11 +60,12 @@ struct Bench<'a> {
 type Group = fn(&mut Bench<'_>) -> Result<(), GpuError>;
 
 /// Groups of rows, by the names that `--only` takes. The copy is always measured.
-const GROUPS: [(&str, Group); 7] = [
+const GROUPS: [(&str, Group); 8] = [
     ("norms", |bench| bench.norms()),
     ("activations", |bench| bench.activations()),
     ("rotations", |bench| bench.rotations()),
-    ("ends", |bench| bench.ends()),
+    ("embeddings", |bench| bench.embeddings()),
+    ("losses", |bench| bench.losses()),
     ("optimizer", |bench| bench.optimizer()),
     ("products", |bench| bench.products()),
     ("attention", |bench| bench.attentions()),
@@ -324,26 +325,47 @@ impl Bench<'_> {
         })
     }
 
-    /// Embedding and cross-entropy.
-    fn ends(&mut self) -> Result<(), GpuError> {
+    /// Embedding. In the last case every tenth token is the same, as in text.
+    fn embeddings(&mut self) -> Result<(), GpuError> {
+        let (gpu, stored) = (self.gpu, Storage::Bf16);
+        for (tokens, vocabulary, columns, often) in [
+            (8192, 128_256, 4096, usize::MAX),
+            (65_536, 50_304, 768, usize::MAX),
+            (65_536, 50_304, 768, 10),
+        ] {
+            let id = |i: usize| if i % often == 1 { 11 } else { i * 7919 % vocabulary };
+            let mut ids: Vec<i64> = (0..tokens).map(|i| id(i) as i64).collect();
+            let on_gpu = gpu.upload(&ids)?;
+            ids.sort_unstable();
+            ids.dedup();
+            let embedding =
+                Embedding { tokens, columns, rows: vocabulary, first_row: 0, scale: 1.0 };
+            let table = self.numbers::<bf16>(vocabulary * columns)?;
+            let mut out = self.zeros::<bf16>(tokens * columns)?;
+            let mut dtable = self.zeros::<f32>(vocabulary * columns)?;
+            let same = if often < tokens { ", a tenth of one id" } else { "" };
+            let shape = format!("{tokens} of {vocabulary} x {columns} bf16{same}");
+            let floor = embedding::cuda::forward_floor(&embedding, stored);
+            self.moves("embedding forward", &shape, floor, || {
+                let (table, out) = (table.view(), out.view_mut());
+                embedding::cuda::forward(gpu, &embedding, on_gpu.view(), table, out)
+            })?;
+            let floor = embedding::cuda::backward_floor(&embedding, stored, ids.len());
+            self.moves("embedding backward", &shape, floor, || {
+                let (dout, dtable) = (out.view(), dtable.view_mut());
+                embedding::cuda::backward(gpu, &embedding, on_gpu.view(), dout, dtable)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Cross-entropy.
+    fn losses(&mut self) -> Result<(), GpuError> {
         let gpu = self.gpu;
         let (tokens, vocabulary, columns, stored) = (8192, 128_256, 4096, Storage::Bf16);
         let ids: Vec<i64> = (0..tokens as i64).map(|i| i * 7919 % vocabulary as i64).collect();
         let ids = gpu.upload(&ids)?;
-        let embedding = Embedding { tokens, columns, rows: vocabulary, first_row: 0, scale: 1.0 };
-        let table = self.numbers::<bf16>(vocabulary * columns)?;
         let mut out = self.zeros::<bf16>(tokens * columns)?;
-        let mut dtable = self.zeros::<f32>(vocabulary * columns)?;
-        let shape = "8192 of 128256 x 4096 bf16";
-        let floor = embedding::cuda::forward_floor(&embedding, stored);
-        self.moves("embedding forward", shape, floor, || {
-            embedding::cuda::forward(gpu, &embedding, ids.view(), table.view(), out.view_mut())
-        })?;
-        let floor = embedding::cuda::backward_floor(&embedding, stored, tokens);
-        self.moves("embedding backward", shape, floor, || {
-            embedding::cuda::backward(gpu, &embedding, ids.view(), out.view(), dtable.view_mut())
-        })?;
-        drop((table, dtable));
         let logits = Logits::whole(tokens, vocabulary);
         let mut z = self.numbers::<bf16>(tokens * vocabulary)?;
         let [mut max, mut sum, mut target] =

@@ -48,9 +48,13 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
             break;
         }
         let bar_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
-        let Ok(configuration) = Configuration::new(&cache, decisions) else { continue };
+        let Ok(configuration) = Configuration::new(&cache, decisions) else {
+            proof.cut_by_time += 1;
+            continue;
+        };
         let bound_s = configuration.with_overheads_s(configuration.mean_load_s());
         if bound_s >= bar_s {
+            proof.cut_by_time += 1;
             continue;
         }
         proof.placed += 1;
@@ -62,16 +66,12 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         });
         proof.ilps += listed.ilps;
         ilp_s += listed.ilp_s;
-        match listed.best {
-            Some((placed, pipeline_s)) => {
-                let time_s = configuration.with_overheads_s(pipeline_s);
-                first_s = first_s.or(Some(begun.elapsed().as_secs_f64()));
-                best = Some((configuration.decisions, placed, time_s));
-            }
-            None => proof.cut_by_time += 1,
+        if let Some((placed, pipeline_s)) = listed.best {
+            let time_s = configuration.with_overheads_s(pipeline_s);
+            first_s = first_s.or(Some(begun.elapsed().as_secs_f64()));
+            best = Some((configuration.decisions, placed, time_s));
         }
     }
-    proof.cut_by_time += proof.candidates - proof.placed;
     let ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
     let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
     proof.proven_optimal = open_s >= best_s;

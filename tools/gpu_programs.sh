@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Plans, generates and builds trainers of golden cases for one GPU, which their ranks share:
+#
+#   tools/gpu_programs.sh PLAN FOLDER
+#
+# PLAN is the planner's program. FOLDER gets each trainer as FOLDER/NAME, and FOLDER/list.txt with
+# a line for each: name, golden case, format, flags of the trainer. `tools/gpu_all.sh programs` runs
+# them beside PyTorch's losses. FOLDER/gpt2_124m is the default plan of that model on one GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+plan=$(realpath "$1") folder=$2
+mkdir -p "$folder"
+folder=$(realpath "$folder")
+target=${CARGO_TARGET_DIR:-target}/gpu-programs
+mkdir -p "$target"
+target=$(realpath "$target")
+: >"$folder/list.txt"
+
+# Name, case, format, ranks, flags of the trainer (- for none), decisions.
+programs() {
+  cat <<'LIST'
+one_rank llama_gqa f32 1 --cuda-graphs=always tp=1 pp=1 micro_batch=8 zero_stage=0
+tp_pp_dp llama_gqa f32 8 - tp=2 pp=2 dp=2 cp=1 zero_stage=0 schedule=1f1b micro_batch=1
+cp_zero3 llama_gqa f32 4 - tp=1 pp=1 cp=2 cp_style=zigzag zero_stage=3 dp_shard=4 micro_batch=2
+ulysses_zero2 qwen2 f32 4 - tp=1 pp=1 cp=2 cp_style=ulysses zero_stage=2 micro_batch=2
+two_chunks gpt2 bf16 2 - tp=1 pp=2 vpp=2 cp=1 zero_stage=0 schedule=interleaved_1f1b micro_batch=2 recompute=full
+zero_bubble gpt2 bf16 2 - tp=1 pp=2 cp=1 zero_stage=0 schedule=zb_h1 micro_batch=1
+fused_loss gemma2 bf16 2 - tp=2 pp=1 cp=1 zero_stage=0 micro_batch=4 sequence_parallel=true fused_loss=true
+vocabulary llama_tied f32 4 - tp=2 pp=2 cp=1 zero_stage=0 schedule=1f1b vocab=parallel_naive micro_batch=1
+expert_parallel qwen3_moe f32 4 - tp=2 pp=1 cp=1 sequence_parallel=true ep=4 etp=1 moe_overlap=none zero_stage=0 micro_batch=2
+pairs mixtral f32 4 - tp=1 pp=2 cp=1 ep=2 schedule=dualpipe_v moe_overlap=pair zero_stage=1 micro_batch=1 recompute=full
+ampipe deepseek_v3 f32 4 - tp=2 pp=2 cp=1 sequence_parallel=true ep=2 etp=1 schedule=1f1b moe_overlap=ampipe moe_overlap_degree=2 zero_stage=0 micro_batch=1
+LIST
+}
+
+# Generates and builds the trainer of a plan: NAME, and the model's name as its crate has it.
+build() {
+  "$plan" generate "$target/$1.yaml" -o "$target/$1" >>"$target/$1.log"
+  CARGO_TARGET_DIR=$target cargo build --quiet --release --features cuda --manifest-path "$target/$1/Cargo.toml"
+  strip -o "$folder/$1" "$target/release/trainer-${2//_/-}"
+}
+
+programs | while read -r name case format ranks flags decisions; do
+  settings=()
+  for decision in $decisions; do settings+=(--set "$decision"); done
+  "$plan" --model "tests/golden/$case/config.json" --cluster dgx_h100 --gpus "$ranks" --global-batch 8 \
+    --seq-len 32 --set "dtype=$format" "${settings[@]}" -o "$target/$name.yaml" >"$target/$name.log"
+  build "$name" "$case"
+  [ "$flags" != - ] || flags=
+  echo "$name $case $format $flags" >>"$folder/list.txt"
+done
+
+# A shipped model as it is planned by default.
+"$plan" --model gpt2_124m --cluster dgx_h100 --gpus 1 --global-batch 64 -o "$target/gpt2_124m.yaml" >"$target/gpt2_124m.log"
+build gpt2_124m gpt2_124m
