@@ -120,14 +120,19 @@ fn norm(model: &ModelSpec) -> Vec<Held> {
     tensors
 }
 
-/// Rows of the vocabulary on one of `tp` ranks, padding included.
-fn vocabulary_rows(model: &ModelSpec, tp: u64) -> u64 {
-    model.vocab.div_ceil(tp)
+/// Rows of a shard of the vocabulary are a multiple of this: logits in 16 bits then have rows of
+/// whole 16 bytes, which fast matrix products need (cuBLAS, "Tensor Core Usage").
+const ROWS: u64 = 8;
+
+/// Rows of the vocabulary on one of `tp` ranks, padding included. The last ranks of a small
+/// vocabulary may hold padding alone.
+pub fn vocabulary_rows(vocab: u64, tp: u64) -> u64 {
+    vocab.div_ceil(tp).next_multiple_of(ROWS)
 }
 
 /// Tensors before the first layer.
 pub fn embedding(model: &ModelSpec, tp: u64) -> Vec<Held> {
-    let table = held("embedding", &[vocabulary_rows(model, tp), model.hidden]);
+    let table = held("embedding", &[vocabulary_rows(model.vocab, tp), model.hidden]);
     std::iter::once(table).chain(positions(model)).collect()
 }
 
@@ -144,14 +149,15 @@ fn positions(model: &ModelSpec) -> Option<Held> {
 pub fn head(model: &ModelSpec, tp: u64, has_embedding: bool) -> Vec<Held> {
     let mut tensors = norm(model);
     if !(model.tied_embeddings && has_embedding) {
-        tensors.push(held("output", &[vocabulary_rows(model, tp), model.hidden]));
+        tensors.push(held("output", &[vocabulary_rows(model.vocab, tp), model.hidden]));
     }
     tensors
 }
 
-/// Rows of a vocabulary split over `shards` ranks, those of all pipeline ranks: an even number.
+/// Rows of a vocabulary split over `shards` ranks, those of all pipeline ranks.
 pub fn vocabulary_shard_rows(vocab: u64, shards: u64) -> u64 {
-    crate::formulas::vocabulary::padded_vocab(vocab, shards, 1) / shards
+    let rows = crate::formulas::vocabulary::padded_vocab(vocab, shards, 1) / shards;
+    rows.next_multiple_of(ROWS)
 }
 
 /// Tensors of a vocabulary split over `shards` ranks, on each of them. Tied tensors are one.

@@ -3,9 +3,10 @@
 //! under the other pass of a pair (`cargo bench -p meshwright-runtime --bench hidden`).
 //!
 //! Every call of the group is on its way for so long that all of a step's calls together take half
-//! of the step's computation. What ranks wait for is exposed, less what they wait for each other
-//! without a delay; the rest is hidden. Every token goes to all experts, so that ranks have equal
-//! work. For experts the planner's formulas say how much should be hidden.
+//! of the step's computation. What ranks wait for, as the trace shows it (`--trace` of a trainer),
+//! is exposed, less what they wait for each other without a delay; the rest is hidden. Every token
+//! goes to all experts, so that ranks have equal work. For experts the planner's formulas say how
+//! much should be hidden.
 
 use direct::Direct;
 use models::decisions::{
@@ -20,8 +21,8 @@ use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{dualpipe_v, one_f_one_b};
 use runtime::comm::{Options, SlowLink, run_ranks, since};
 use runtime::data::{Sample, Samples};
-use runtime::{Error, Host, Rank, Reduction, StepTime};
-use std::time::Duration;
+use runtime::{Error, Host, Rank, Reduction, Trace};
+use std::time::{Duration, Instant};
 
 const LAYERS: usize = 8;
 const STEPS: u64 = 4;
@@ -101,13 +102,17 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
     }
 }
 
-/// Seconds in calls of the slow group.
-fn in_calls_s(time: &StepTime, group: &str) -> f64 {
-    match group {
-        "dp" => time.dp_s,
-        "ep" => time.ep_s,
-        _ => time.cp_s,
-    }
+/// Seconds that a trace's rank waits for calls of a group.
+fn waited_s(trace: &Trace, group: &str) -> f64 {
+    let events = trace.lines().into_iter().map(|line| -> serde_json::Value {
+        serde_json::from_str(&line).expect("events are JSON")
+    });
+    let of_group = |event: &serde_json::Value| {
+        let name = event["name"].as_str().unwrap_or_default();
+        event["cat"] == "wait" && name.rsplit(' ').next() == Some(group)
+    };
+    let micros = events.filter(of_group).filter_map(|event| event["dur"].as_f64());
+    micros.sum::<f64>() / 1e6
 }
 
 /// A step of rank 0.
@@ -127,26 +132,26 @@ fn measure(program: &Program, group: &str, slow_link: Option<SlowLink>) -> Measu
         let mut rank =
             Rank::new(&stages, world, device, Reduction::default(), 1).expect("ranks meet");
         rank.initialise().expect("weights are drawn");
+        rank.groups().world.stats().keep_spans();
         let samples = Noise(program.seq_len());
-        let (mut computing_s, mut waited_s) = (f64::INFINITY, f64::INFINITY);
+        let (mut computing_s, mut least_waited_s) = (f64::INFINITY, f64::INFINITY);
         let mut sent = rank.groups().world.stats().traffic();
         for step in 0..=STEPS {
             if step == STEPS {
                 sent = rank.groups().world.stats().traffic();
             }
-            let before = rank.time_spent();
+            let mut trace = Trace::new(Instant::now(), 0);
             let result = rank.gradients(&samples, step, None).expect("the step runs");
-            let after = rank.time_spent();
-            let waited = in_calls_s(&after, group) - in_calls_s(&before, group);
+            trace.calls(rank.groups().world.stats().take_spans());
             if step > 0 {
                 computing_s = computing_s.min(result.outcome.computing_s);
-                waited_s = waited_s.min(waited);
+                least_waited_s = least_waited_s.min(waited_s(&trace, group));
             }
         }
         let traffic = since(&sent, &rank.groups().world.stats().traffic());
         let of_group = traffic.iter().filter(|((of, call), _)| of == group && *call != "send");
         let calls = of_group.map(|(_, counted)| counted.calls).sum();
-        Measured { computing_s, waited_s, calls }
+        Measured { computing_s, waited_s: least_waited_s, calls }
     };
     run_ranks(program.world_size(), options, run).swap_remove(0)
 }

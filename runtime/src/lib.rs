@@ -67,7 +67,7 @@ pub use launch::interrupt::Interrupt;
 pub use models;
 pub use passes::{PassTable, Passes};
 pub use rank::{Optimizer, Rank, StateBytes, StepResult};
-pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece};
+pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece, Trace};
 pub use scalar::{Number, Scalar};
 pub use spec::{OptimizerMemory, Prediction, Reduction, TrainerSpec};
 pub use state::buffer::{Buffer, Pool, Pools, WideBuffer};

@@ -7,6 +7,7 @@ use common::{Split, check, expected, golden, model, open, train};
 use direct::Direct;
 use models::program::Recompute;
 use models::schedule::ScheduleName;
+use models::shapes;
 use runtime::comm::run_ranks;
 use runtime::state::checkpoint::{Checkpoint, TensorFile};
 use runtime::{Host, Rank, Scalar};
@@ -83,7 +84,7 @@ fn outputs<T: Scalar>(case: &str, split: &Split) -> (Vec<f64>, Vec<f64>) {
         rank.gradients(&*open(case), 0, Some(&mut watch)).unwrap();
         (nll, logits)
     });
-    let width = vocab.div_ceil(split.tp);
+    let width = shapes::vocabulary_rows(vocab as u64, split.tp as u64) as usize;
     let column = |at: usize| {
         let (row, column) = (at / vocab, at % vocab);
         ranks[column / width].1[row * width + column % width]

@@ -11,6 +11,7 @@ use models::input::Source;
 use models::model::{ModelSpec, read};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
+use models::shapes;
 use runtime::comm::{Options, Solo, run_ranks};
 use runtime::state::checkpoint::{self, Checkpoint, TensorFile, Whole};
 use runtime::{Host, Rank, Scalar};
@@ -115,7 +116,7 @@ fn logits<T: Scalar>(model: &ModelSpec, split: &Split) -> Vec<f64> {
         logits
     });
     let vocab = model.vocab as usize;
-    let width = vocab.div_ceil(split.tp);
+    let width = shapes::vocabulary_rows(model.vocab, split.tp as u64) as usize;
     let column = |at: usize| ranks[at % vocab / width][at / vocab * width + at % vocab % width];
     (0..32 * vocab).map(column).collect()
 }

@@ -191,6 +191,24 @@ fn the_trace_has_every_pass_of_every_rank() {
     assert_eq!(passes, 3 * 8 * 4 * 2);
     let reductions = events.iter().filter(|event| event["cat"] == "dp").count();
     assert_eq!(reductions, 3 * 8);
+    // As many calls as the rank report counts for steps: a rank's blocks, input and output layers.
+    let calls = |name: &str| {
+        let named = |event: &&Value| event["name"].as_str().is_some_and(|is| is.starts_with(name));
+        events.iter().filter(|event| event["cat"] == "call").filter(named).count()
+    };
+    let waits = events.iter().filter(|event| event["cat"] == "wait");
+    assert!(waits.filter(|event| event["name"] == "wait all_reduce tp").count() > 0);
+    assert!(calls("all_reduce tp, ") > 3 * 8 && calls("recv pp") > 0, "{events:?}");
+    for (n, event) in events.iter().enumerate().filter(|(_, event)| event["cat"] == "call") {
+        let [begin, took] = ["ts", "dur"].map(|name| event[name].as_f64().unwrap());
+        let beside = events[n + 1..].iter().find(|other| {
+            other["pid"] == event["pid"]
+                && other["tid"] == event["tid"]
+                && other["ts"].as_f64().unwrap() + 1e-3 < begin + took
+                && other["ts"].as_f64().unwrap() + other["dur"].as_f64().unwrap() > begin + 1e-3
+        });
+        assert!(beside.is_none(), "on one track: {event} and {beside:?}");
+    }
 }
 
 /// Parts of a step, by the names of the metrics.

@@ -304,7 +304,7 @@ impl Ran {
 
     /// Bytes of a rank's part of a micro-batch's logits, with three statistics of each token.
     fn logits_bytes(&self) -> f64 {
-        let columns = self.program.model.vocab.div_ceil(self.program.mesh.tp) + 3;
+        let columns = shapes::vocabulary_rows(self.program.model.vocab, self.program.mesh.tp) + 3;
         self.tokens() * columns as f64 * F32
     }
 

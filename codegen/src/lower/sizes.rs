@@ -6,6 +6,7 @@ use models::layer::LocalHeads;
 use models::mesh::ExpertSplit;
 use models::model::{ModelSpec, NormKind, Positions};
 use models::program::Program;
+use models::shapes;
 
 /// Standard deviation of initial weights (GPT-2, section 2.3).
 const DEVIATION: f64 = 0.02;
@@ -116,7 +117,7 @@ impl Sizes {
             expert_ffn: [expert_ffn, expert_ffn / split.etp],
             shared_ffn: model.moe.as_ref().map_or(0, |moe| moe.shared_ffn),
             vocab: model.vocab,
-            vocab_rows: model.vocab.div_ceil(tp),
+            vocab_rows: shapes::vocabulary_rows(model.vocab, tp),
             norm: norm(model),
             deviation: DEVIATION,
             stream_deviation: DEVIATION / (2.0 * model.layers as f64).sqrt(),

@@ -22,7 +22,7 @@ use models::layer::Split;
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
-use models::shapes::vocabulary_shard_rows;
+use models::shapes::{vocabulary_rows, vocabulary_shard_rows};
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -402,7 +402,7 @@ impl<'a> CostCache<'a> {
             params,
             vocab: pricer.vocabulary(
                 shape,
-                self.model.vocab.div_ceil(shape.split.tp),
+                vocabulary_rows(self.model.vocab, shape.split.tp),
                 &shape.tp_group,
             ),
             tokens,
@@ -479,7 +479,7 @@ impl<'a> CostCache<'a> {
     /// Parameters of one of `tp` shards: of the embedding with its learned positions, and of the
     /// output matrix.
     pub fn vocab_params(&self, tp: u64) -> (f64, f64) {
-        self.params_of_rows(self.model.vocab.div_ceil(tp))
+        self.params_of_rows(vocabulary_rows(self.model.vocab, tp))
     }
 
     /// The same of a shard over tensor-parallel and pipeline ranks.

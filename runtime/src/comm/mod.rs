@@ -44,7 +44,7 @@ pub use nccl::{NcclBuffer, NcclComm};
 pub use options::{Delays, Options, SlowLink};
 pub use payload::{DeviceBuffer, Dtype, Element, Payload};
 pub use solo::Solo;
-pub use stats::{Counted, Stats, Traffic, since};
+pub use stats::{CallSpan, Counted, Stats, Traffic, since};
 pub use typed::Request;
 
 use kernels::cuda::Event;

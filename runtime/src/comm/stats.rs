@@ -18,23 +18,58 @@ pub struct Counted {
 /// By group and name of the call.
 pub type Traffic = BTreeMap<(String, &'static str), Counted>;
 
+/// A call in time, as the host sees it.
+#[derive(Clone, Debug)]
+pub struct CallSpan {
+    /// The group.
+    pub group: String,
+    /// Name of the call.
+    pub call: &'static str,
+    /// Bytes that this rank handed in; for `recv`, that it received.
+    pub bytes: u64,
+    /// When it was started.
+    pub started: Instant,
+    /// When this rank began to wait for it.
+    pub waited_from: Instant,
+    /// When it was there.
+    pub ended: Instant,
+}
+
 /// Counters of one rank, shared by all its groups.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     traffic: Arc<Mutex<Traffic>>,
     /// Time in calls, by group.
     waited: Arc<Mutex<BTreeMap<String, Duration>>>,
+    /// Calls since they were last taken; `None` if nobody asked for them.
+    spans: Arc<Mutex<Option<Vec<CallSpan>>>>,
 }
 
 impl Stats {
     /// Counts a call with `elements` handed in.
     pub(super) fn count(&self, group: &str, call: &Call, elements: usize) {
-        let received = matches!(call.kind, Kind::Recv { .. });
-        let elements = if received { call.count } else { elements };
+        let bytes = bytes_of(call, elements);
         let mut traffic = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = traffic.entry((group.to_owned(), call.kind.name())).or_default();
         counted.calls += 1;
-        counted.bytes += (elements * call.dtype.bytes()) as u64;
+        counted.bytes += bytes;
+    }
+
+    /// Keeps calls in time from now on.
+    pub fn keep_spans(&self) {
+        *self.spans.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    pub(super) fn span(&self, span: impl FnOnce() -> CallSpan) {
+        if let Some(spans) = &mut *self.spans.lock().unwrap_or_else(PoisonError::into_inner) {
+            spans.push(span());
+        }
+    }
+
+    /// The calls that ended since the last time, if they are kept, in the order of their ends.
+    pub fn take_spans(&self) -> Vec<CallSpan> {
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Adds traffic that was counted elsewhere.
@@ -71,6 +106,13 @@ impl Stats {
     pub fn traffic(&self) -> Traffic {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Bytes of a call with `elements` handed in.
+pub(super) fn bytes_of(call: &Call, elements: usize) -> u64 {
+    let received = matches!(call.kind, Kind::Recv { .. });
+    let elements = if received { call.count } else { elements };
+    (elements * call.dtype.bytes()) as u64
 }
 
 /// The traffic between two readings.

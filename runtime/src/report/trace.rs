@@ -1,6 +1,8 @@
-//! Trace of a run's passes for Perfetto: one process track for each rank, times in microseconds.
+//! Trace of a run's passes and calls for Perfetto: one process track for each rank, times in
+//! microseconds.
 
 use super::rank_report::pass_name;
+use crate::comm::CallSpan;
 use crate::step::executor::PassTiming;
 use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
@@ -16,7 +18,8 @@ pub struct Event {
     dur: f64,
     /// The rank.
     pid: usize,
-    /// 0 computes, 1 waits for transfers, 2 reduces gradients.
+    /// 0 computes, 1 waits for transfers, 2 reduces gradients; calls in flight from 3 on, on as
+    /// many tracks as are in flight at once.
     tid: u32,
 }
 
@@ -39,8 +42,15 @@ impl Trace {
         self.events.push(Event { name, cat, ph: "X", ts, dur, pid: self.rank, tid });
     }
 
+    /// A step's passes, gradient reductions and calls.
+    pub fn step(&mut self, ran: &[PassTiming], spans: &[ReductionSpan], calls: Vec<CallSpan>) {
+        self.passes(ran);
+        self.reductions(spans);
+        self.calls(calls);
+    }
+
     /// A step's passes.
-    pub fn passes(&mut self, ran: &[PassTiming]) {
+    fn passes(&mut self, ran: &[PassTiming]) {
         for pass in ran {
             let name = pass_name(&pass.pass);
             self.add(format!("wait {name}"), "wait", 1, pass.begin, pass.computing);
@@ -49,10 +59,33 @@ impl Trace {
     }
 
     /// A step's gradient reductions.
-    pub fn reductions(&mut self, spans: &[ReductionSpan]) {
+    fn reductions(&mut self, spans: &[ReductionSpan]) {
         for span in spans {
             let name = format!("reduce {} bytes", span.bytes);
             self.add(name, "dp", 2, span.started, span.ended);
+        }
+    }
+
+    /// A step's calls: how long each was in flight, and how long the rank waited for it. Whatever
+    /// of a call is not waited for lies under other work.
+    pub fn calls(&mut self, mut spans: Vec<CallSpan>) {
+        spans.sort_by_key(|span| span.started);
+        let mut busy_until: Vec<Instant> = Vec::new();
+        for CallSpan { group, call, bytes, started, waited_from, ended } in spans {
+            let free = busy_until.iter().position(|until| *until <= started);
+            let track = free.unwrap_or(busy_until.len());
+            match busy_until.get_mut(track) {
+                Some(until) => *until = ended,
+                None => busy_until.push(ended),
+            }
+            self.add(
+                format!("{call} {group}, {bytes} bytes"),
+                "call",
+                3 + track as u32,
+                started,
+                ended,
+            );
+            self.add(format!("wait {call} {group}"), "wait", 1, waited_from, ended);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::comm::Element;
 use crate::device::Space;
 use crate::state::buffer::Buffer;
 use crate::state::shards::{Shards, Slice, Unit};
+use models::shapes;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -208,7 +209,10 @@ impl Declaration {
                 };
                 Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
-            Placement::Vocabulary => vocabulary_rows(rows, rows.div_ceil(tp), rank, columns),
+            Placement::Vocabulary => {
+                let each = shapes::vocabulary_rows(rows as u64, tp as u64) as usize;
+                vocabulary_rows(rows, each, rank, columns)
+            }
             Placement::OverPipeline { pipeline_rank, rows: each } => {
                 vocabulary_rows(rows, *each, pipeline_rank * tp + rank, columns)
             }

@@ -83,6 +83,9 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let lr = LrSchedule { peak, shape, warmup: flags.lr_warmup, steps: flags.steps };
         rank.groups().world.barrier()?;
         let trace = flags.trace.is_some().then(|| Trace::new(Instant::now(), number));
+        if trace.is_some() {
+            rank.groups().world.stats().keep_spans();
+        }
         let before = rank.groups().world.stats().traffic();
         Ok(Self {
             job,
@@ -150,8 +153,11 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         time.optimizer_s = updating.elapsed().as_secs_f64();
         self.peak_bytes = self.peak_bytes.max(result.outcome.peak_bytes);
         if let Some(trace) = &mut self.trace {
-            trace.passes(&result.outcome.ran);
-            trace.reductions(&result.reductions);
+            trace.step(
+                &result.outcome.ran,
+                &result.reductions,
+                self.rank.groups().world.stats().take_spans(),
+            );
             trace.phase("update", updating, Instant::now());
         }
         let next = self.read_ahead(step + 1);
@@ -191,8 +197,11 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         finite(metrics.step, "loss", result.loss)?;
         finite(metrics.step, "gradient norm", result.norm)?;
         if let Some(trace) = &mut self.trace {
-            trace.passes(&result.outcome.ran);
-            trace.reductions(&result.reductions);
+            trace.step(
+                &result.outcome.ran,
+                &result.reductions,
+                self.rank.groups().world.stats().take_spans(),
+            );
         }
         let continuation = self.write_metrics(metrics, &result, Ok(()))?;
         self.last = Some(result);
