@@ -175,7 +175,7 @@ print(*zip(row.get("losses", []), row.get("wanted", [])), sep="\n")'
 }
 
 calibrate() {
-  timeout "${MEASURE_S:-600}" "$bin/measure-gpu" ${COARSE:+--coarse} --json "$out/measured.json" --parts "${MEASURED:-memory,attention,steps,products}"
+  timeout "${MEASURE_S:-600}" "$bin/measure-gpu" ${COARSE:+--coarse} --sizes "${SIZES:-1600,6400}" --json "$out/measured.json" --parts "${MEASURED:-memory,attention,steps,products}"
   "$bin/plan" calibrate --gpu --cluster "${CLUSTER:-dgx_h100}" --measured "$out/measured.json" \
     --steps "$out/predicted.json" -o "$out/cluster.yaml"
 }

@@ -178,6 +178,9 @@ fn the_gap_of_a_search_that_was_stopped_holds() {
                 None => gap > 0.0 || optimum_s == f64::INFINITY,
             };
             assert!(holds, "seed {seed}: {optimum_s} is not within {gap} of {found_s:?}");
+            let proof = &stopped.proof;
+            let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+            assert_eq!(proof.placed + cut, proof.candidates, "seed {seed}: counted twice");
         }
     }
     assert!(unfinished * 4 > compared, "of {compared} searches only {unfinished} were cut short");

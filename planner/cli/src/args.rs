@@ -213,6 +213,12 @@ pub struct CheckArgs {
     /// Also refuse a plan that `plan generate` cannot make a trainer of
     #[arg(long)]
     pub runnable: bool,
+    /// Also verify the proof: search for anything that takes less time than it allows
+    #[arg(long)]
+    pub proof: bool,
+    /// Seconds after which --proof gives up [default: none]
+    #[arg(long, value_name = "SECONDS", requires = "proof")]
+    pub time_limit: Option<f64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -389,6 +395,9 @@ pub struct CalibrateArgs {
     /// What measure-gpu wrote on the GPU's machine, instead of measuring here
     #[arg(long, value_name = "FILE", requires = "gpu")]
     pub measured: Option<PathBuf>,
+    /// Measure products of this model's widths, too: a file or a shipped name
+    #[arg(long, value_name = "FILE|NAME", requires = "gpu", conflicts_with = "measured")]
+    pub model: Option<String>,
     /// Where training steps as measured and as predicted go, as JSON
     #[arg(long, value_name = "FILE", requires = "gpu")]
     pub steps: Option<PathBuf>,

@@ -6,7 +6,9 @@ use crate::generating::OWN_RUNTIME;
 use crate::output::{self, Written};
 use models::cluster::{self, ClusterSpec, Measured, MeasuredGpu};
 use models::input::{InputError, Source};
-use planner::request::flags::read_cluster;
+use models::layer::LocalHeads;
+use models::model::ModelSpec;
+use planner::request::flags::{read_cluster, read_model};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use validation::calibrate::{calibrated, gpu, yaml};
@@ -64,7 +66,9 @@ fn of_gpu(args: &CalibrateArgs, base: &ClusterSpec) -> Result<(), Failure> {
         Some(path) => read_measured(path)?,
         None => {
             let runtime = args.runtime.as_deref().unwrap_or(Path::new(OWN_RUNTIME));
-            measure_gpu(runtime, args.gpus.unwrap_or(1))?
+            let model = args.model.as_deref().map(read_model).transpose()?;
+            let widths = model.map_or(vec![], |(model, _)| widths(&model));
+            measure_gpu(runtime, args.gpus.unwrap_or(1), &widths)?
         }
     };
     let calibrated = gpu::calibrated(base, &measured)?;
@@ -97,11 +101,26 @@ fn read_measured(path: &Path) -> Result<MeasuredGpu, Failure> {
     })
 }
 
-/// Builds the measuring program for GPUs and runs it.
-fn measure_gpu(runtime: &Path, ranks: u64) -> Result<MeasuredGpu, Failure> {
+/// Widths of a model's matrices.
+fn widths(model: &ModelSpec) -> Vec<u64> {
+    let heads = LocalHeads::new(model, 1);
+    let experts = model.moe.iter().flat_map(|moe| [moe.ffn, moe.shared_ffn]);
+    let dense = [model.hidden, heads.q_width(), heads.kv_heads * heads.qk_dim, model.mlp.ffn];
+    let mut widths: Vec<u64> = dense.into_iter().chain(experts).filter(|&n| n > 0).collect();
+    widths.sort_unstable();
+    widths.dedup();
+    widths
+}
+
+/// Builds the measuring program for GPUs and runs it, with products of more sizes.
+fn measure_gpu(runtime: &Path, ranks: u64, sizes: &[u64]) -> Result<MeasuredGpu, Failure> {
     let file = std::env::temp_dir().join(format!("gpu-measured-{}.json", std::process::id()));
     let mut command = measuring(runtime, "measure-gpu", &["--features", "cuda"]);
     command.args(["--ranks", &ranks.to_string(), "--json"]).arg(&file).stdout(Stdio::inherit());
+    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    if !sizes.is_empty() {
+        command.args(["--sizes", &sizes.join(",")]);
+    }
     let status = command.stderr(Stdio::inherit()).status().map_err(|error| no_cargo(&error))?;
     if !status.success() {
         let help = "run it where the GPU is, or give --measured what measure-gpu wrote there";

@@ -1,8 +1,9 @@
 //! `plan check` and `plan diff`: commands on existing plans.
 
-use crate::args::{CheckArgs, DiffArgs};
+use crate::args::{CheckArgs, DiffArgs, LimitArgs};
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, Progress};
+use crate::planning::{deadline, stop_at_interrupt};
 use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;
@@ -12,6 +13,7 @@ use planner::answer::contradictions;
 use planner::answer::recheck::{Checked, NOT_VERIFIED, Prices, checked};
 use planner::answer::report::TOOL;
 use planner::answer::text::{bytes, line, seconds};
+use planner::answer::verify::{Verdict, verify};
 use planner::request::flags::request_of;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -40,6 +42,13 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
     if args.runnable {
         found.violations.extend(not_runnable(&plan));
     }
+    let proof = match args.proof && found.violations.is_empty() {
+        true => Some(verified(&plan, args)?),
+        false => None,
+    };
+    if let Some(Verdict::Wrong(violation)) = &proof {
+        found.violations.push(violation.clone());
+    }
     let notes = match found.violations.is_empty() {
         true => {
             let request = request_of(&plan, args.cluster.as_deref()).ok();
@@ -48,12 +57,22 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         false => vec![],
     };
     if args.json {
-        output::print_json(&as_json(&found, &notes))?;
+        output::print_json(&as_json(&found, proof.as_ref(), &notes))?;
     } else {
         let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
-        output::print(&(as_text(&args.plan, &plan, &found) + &notes))?;
+        output::print(&(as_text(&args.plan, &plan, &found, proof.as_ref()) + &notes))?;
     }
     if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+/// Searches for what the plan's proof says does not exist.
+fn verified(plan: &Plan, args: &CheckArgs) -> Result<Verdict, Failure> {
+    let mut request = request_of(plan, args.cluster.as_deref())?;
+    let limit = LimitArgs { time_limit: args.time_limit, prove: args.time_limit.is_none() };
+    request.deadline = deadline(limit, 0.0)?;
+    stop_at_interrupt(&request)?;
+    let mut progress = Progress::new();
+    Ok(verify(&request, plan, &mut |standing| progress.show(standing)))
 }
 
 /// What our trainer cannot run of a plan.
@@ -70,7 +89,7 @@ fn not_runnable(plan: &Plan) -> Vec<Violation> {
         .collect()
 }
 
-fn as_json(found: &Checked, notes: &[String]) -> Value {
+fn as_json(found: &Checked, proof: Option<&Verdict>, notes: &[String]) -> Value {
     let moved =
         |change: &Change| json!({"field": change.field, "found": change.a, "now": change.b});
     let again = match &found.prices {
@@ -87,12 +106,26 @@ fn as_json(found: &Checked, notes: &[String]) -> Value {
         "priced_again": again,
         "moved": found.prices.moved().iter().map(moved).collect::<Vec<_>>(),
         "other_version": found.other_version,
-        "not_verified": NOT_VERIFIED.map(|(part, _)| part),
+        "proof": proof.map(proof_json),
+        "not_verified": match proof {
+            Some(Verdict::Holds { .. }) => vec![],
+            _ => NOT_VERIFIED.map(|(part, _)| part).to_vec(),
+        },
         "notes": notes,
     })
 }
 
-fn as_text(path: &Path, plan: &Plan, found: &Checked) -> String {
+/// What nothing takes less than, s, and whether that is what the proof says; null without `--proof`.
+fn proof_json(verdict: &Verdict) -> Value {
+    let (holds, least_s, least_all_s) = match verdict {
+        Verdict::Holds { iteration_s, all_s } => (true, Some(iteration_s), Some(all_s)),
+        Verdict::Stopped { iteration_s } => (false, Some(iteration_s), None),
+        Verdict::Wrong(_) => (false, None, None),
+    };
+    json!({"holds": holds, "least_s": least_s, "least_over_all_cuts_s": least_all_s})
+}
+
+fn as_text(path: &Path, plan: &Plan, found: &Checked, proof: Option<&Verdict>) -> String {
     let path = path.display();
     if !found.violations.is_empty() {
         let lines = found.violations.iter().map(|violation| format!("  {violation}\n"));
@@ -104,7 +137,7 @@ fn as_text(path: &Path, plan: &Plan, found: &Checked) -> String {
         };
         return format!("{path} does not work out:\n{}{help}", lines.collect::<String>());
     }
-    format!("{path} works out: {}\n", priced_words(plan, found)) + &unverified()
+    format!("{path} works out: {}\n", priced_words(plan, found)) + &proof_words(proof)
 }
 
 /// The verdict on a valid plan, by how far its prices could be checked.
@@ -129,9 +162,23 @@ fn priced_words(plan: &Plan, found: &Checked) -> String {
     }
 }
 
-fn unverified() -> String {
-    let parts = NOT_VERIFIED.map(|(part, why)| format!("{part} ({why})"));
-    format!("not verified: {}\n", parts.join(", "))
+fn proof_words(proof: Option<&Verdict>) -> String {
+    match proof {
+        None => {
+            let parts = NOT_VERIFIED.map(|(part, why)| format!("{part} ({why})"));
+            format!("not verified: {}\n", parts.join(", "))
+        }
+        Some(Verdict::Holds { iteration_s, all_s }) => format!(
+            "proof verified: nothing over the cuts tried takes less than {}, nor over all cuts less than {}\n",
+            seconds(*iteration_s),
+            seconds(*all_s)
+        ),
+        Some(Verdict::Stopped { iteration_s }) => format!(
+            "not verified in the time: proof; so far, nothing over the cuts tried takes less than {}\n",
+            seconds(*iteration_s)
+        ),
+        Some(Verdict::Wrong(_)) => String::new(), // among the violations
+    }
 }
 
 /// Prints where two plans differ.

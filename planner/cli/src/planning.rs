@@ -61,7 +61,7 @@ pub fn seconds(limit: LimitArgs, default_s: f64) -> Result<Option<f64>, InputErr
 }
 
 /// When to answer.
-fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
+pub fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
     let limit = seconds(limit, default_s)?.map(Duration::from_secs_f64);
     Ok(limit.map(|limit| Instant::now() + limit))
 }

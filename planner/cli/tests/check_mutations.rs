@@ -225,6 +225,30 @@ fn a_plan_on_a_cluster_that_is_not_shipped_is_not_priced() {
     assert_eq!((found.violations.as_slice(), &found.prices), (&[][..], &Prices::NoCluster));
 }
 
+/// A search below what a proof allows verifies it, and finds what a forged one hides.
+#[test]
+fn proofs_are_verified_by_searching_below() {
+    let path = scratch("proven.yaml");
+    let checked = |of: &Plan, more: &str| {
+        std::fs::write(&path, of.to_yaml().unwrap()).unwrap();
+        plan(&format!("check {} --proof{more}", path.display()))
+    };
+    for words in [DENSE, MIXTURE, BIDIRECTIONAL] {
+        let good = made(words);
+        let run = checked(&good, "");
+        assert!(run.code == 0 && run.out.contains("proof verified"), "{words}: {run:?}");
+        let json = checked(&good, " --json").json();
+        assert_eq!((&json["proof"]["holds"], &json["not_verified"]), (&json!(true), &json!([])));
+        let run = checked(&good, " --time-limit 0");
+        assert!(run.out.contains("not verified in the time"), "{words}: {run:?}");
+        // Without what it was pinned to there is a faster plan, of which its proof knows nothing.
+        let mut forged = good;
+        forged.inputs.settings.clear();
+        let run = checked(&forged, "");
+        assert!(run.code == 2 && run.out.contains("proof.searched_gap"), "{words}: {run:?}");
+    }
+}
+
 /// Only a search could verify a proof.
 #[test]
 fn a_proof_is_said_not_to_be_verified() {

@@ -9,3 +9,4 @@ pub mod recheck;
 pub mod replan;
 pub mod report;
 pub mod text;
+pub mod verify;

@@ -107,7 +107,7 @@ pub struct Checked {
 }
 
 /// Parts of a plan that pricing it again cannot verify, and why.
-pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search again")];
+pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search again: --proof")];
 
 /// Checks a plan by itself, then prices it on the shipped cluster of its name or on the one given.
 ///

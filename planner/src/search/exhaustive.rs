@@ -73,7 +73,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         }
     }
     let ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
-    let best_s = best.as_ref().map_or(f64::INFINITY, |(.., best_s)| *best_s);
+    let best_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
     proof.proven_optimal = open_s >= best_s;
     proof.gap = if proof.proven_optimal { 0.0 } else { (1.0 - open_s / best_s).max(0.0) };
     proof.searched_gap = proof.gap;

@@ -97,19 +97,24 @@ pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let narrow = search(task, progress);
     let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
-    if task.restrictions.schedule.is_restricted() || !narrow.best.as_ref().is_some_and(pipelined) {
-        return narrow;
+    let wide = narrow.best.as_ref().filter(|found| pipelined(found)).map(|_| wide_restrictions(task));
+    let Some(restrictions) = wide.flatten() else { return narrow };
+    let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
+    let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
+    narrow.and(wide, cutoff_s)
+}
+
+/// What [`search`] leaves out of a task: vocabulary passes, and schedules that it has without them.
+/// `None` where the schedule is pinned, and nothing is left out.
+pub fn wide_restrictions(task: &Task<'_>) -> Option<Restrictions> {
+    if task.restrictions.schedule.is_restricted() {
+        return None;
     }
-    // What is left: vocabulary passes, and schedules that the first search has without them.
     let others = ScheduleName::ALL.into_iter().filter(|name| *name != ScheduleName::OneFOneB);
     let schedule = Choice::of(&others.collect::<Vec<_>>());
     let passes = Vocab::ALL.iter().copied().filter(|vocab| vocab.over_pipeline());
     let passes: Vec<_> = passes.filter(|&vocab| task.restrictions.vocab.allows(vocab)).collect();
-    let restrictions =
-        Restrictions { schedule, vocab: Choice::of(&passes), ..task.restrictions.clone() };
-    let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
-    let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
-    narrow.and(wide, cutoff_s)
+    Some(Restrictions { schedule, vocab: Choice::of(&passes), ..task.restrictions.clone() })
 }
 
 impl Outcome {

@@ -111,6 +111,20 @@ impl Sweep {
         }
     }
 
+    /// The same with products of more sizes in 16 bits, such as the widths of a model: between sizes
+    /// a table knows nothing of how tiles fit.
+    #[must_use]
+    pub fn with_sizes(mut self, more: &[usize]) -> Self {
+        for (dtype, sizes) in &mut self.products {
+            if *dtype == Dtype::Bf16 {
+                sizes.extend(more);
+                sizes.sort_unstable();
+                sizes.dedup();
+            }
+        }
+        self
+    }
+
     /// A tiny sweep of each part, for a dry run.
     #[must_use]
     pub fn small(ranks: usize) -> Self {

@@ -174,6 +174,11 @@ impl Expansion {
         Self { cut_by_time: count, ..Self::default() }
     }
 
+    /// Combinations that were cut or placed.
+    fn settled(&self) -> u64 {
+        self.cut_by_time + self.cut_by_memory + self.cut_by_dominance + self.placed
+    }
+
     fn bar_s(&self, best_s: f64) -> f64 {
         self.best.as_ref().map_or(best_s, |found| found.iteration_s.min(best_s))
     }

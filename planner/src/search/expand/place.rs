@@ -64,7 +64,6 @@ impl Worker<'_> {
         groups.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (least_s, group) in groups {
             if self.task.is_stopped() {
-                expansion.parts = vec![node.clone()];
                 break;
             }
             let bar_s = expansion.bar_s(best_s);
@@ -82,7 +81,6 @@ impl Worker<'_> {
             views.sort_by(|a, b| a.0.total_cmp(&b.0));
             for (bound_s, view) in views {
                 if self.task.is_stopped() {
-                    expansion.parts = vec![node.clone()];
                     break;
                 }
                 if bound_s >= expansion.bar_s(best_s) {
@@ -92,6 +90,11 @@ impl Worker<'_> {
                     self.price_state(d, view, parallel, (bound_s, best_s), paths, &mut expansion);
                 }
             }
+        }
+        // Where the search was stopped, the rest stays open.
+        let count = node.count.saturating_sub(expansion.settled());
+        if count > 0 && self.task.is_stopped() {
+            expansion.parts = vec![SearchNode { count, ..node.clone() }];
         }
         expansion
     }

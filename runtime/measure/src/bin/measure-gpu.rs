@@ -38,6 +38,9 @@ struct Flags {
     /// Fewer sizes: a minute instead of several
     #[arg(long)]
     coarse: bool,
+    /// More sizes of products, such as the widths of a model
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    sizes: Vec<usize>,
     /// Times the training step of this name alone, and prints its seconds
     #[arg(long)]
     step: Option<String>,
@@ -91,6 +94,7 @@ fn all(flags: &Flags) -> Result<(), String> {
     measured.multiprocessors = device.multiprocessors as u64;
     measured.memory_bytes = device.memory_bytes as f64;
     let sweep = if flags.coarse { Sweep::coarse } else { Sweep::full }(flags.ranks);
+    let sweep = sweep.with_sizes(&flags.sizes);
     for &part in &flags.parts {
         let start = Instant::now();
         // Each part opens the GPU anew, which frees the memory of the part before.

@@ -1,0 +1,75 @@
+//! Verifies what a plan's proof says, without trusting it: a search for anything that takes less
+//! time than the proof allows.
+//!
+//! Branch and bound below a known time prunes nearly everything at once, so this is much quicker
+//! than planning. It needs no certificate in the plan, which would name every group of combinations
+//! that was pruned ([decision 033](../../../docs/decisions/033-proofs-by-searching-below.md)).
+
+use crate::request::{Request, Task};
+use crate::search::{Outcome, Progress, search, wide_restrictions};
+use models::check::Violation;
+use models::plan::Plan;
+
+/// Figures of a plan are kept to this many parts of themselves.
+const KEPT: f64 = 1e-6;
+
+/// What a plan's proof turned out to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Nothing takes less than `iteration_s` over the cuts tried, nor less than `all_s` over all.
+    Holds {
+        /// Over the cuts tried, s.
+        iteration_s: f64,
+        /// Over all cuts, s.
+        all_s: f64,
+    },
+    /// The search was stopped: nothing takes less than `iteration_s`, which is less than the proof
+    /// says.
+    Stopped {
+        /// Over the cuts tried, s.
+        iteration_s: f64,
+    },
+    /// The proof is wrong.
+    Wrong(Violation),
+}
+
+/// Searches below the plan's time less its gap. `request` is what the plan answers.
+pub fn verify(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verdict {
+    let (plan_s, proof) = (plan.predicted.iteration_s, &plan.proof);
+    let least_s = |gap: f64| plan_s * (1.0 - gap) * (1.0 - KEPT);
+    let [tried_s, all_s] = [proof.searched_gap, proof.gap].map(least_s);
+    // One that is faster is enough to refute the proof.
+    let task = Task { cutoff_s: tried_s, any: true, ..request.task() };
+    let mut found = vec![search(&task, progress)];
+    if plan.decisions.vocab.over_pipeline()
+        && let Some(restrictions) = wide_restrictions(&task)
+    {
+        found.push(search(&Task { restrictions: &restrictions, ..task.clone() }, progress));
+    }
+    if let Some(faster) = found.iter().find_map(|outcome| outcome.best.as_ref()) {
+        let faster_s = faster.priced.iteration_s;
+        let gap = 1.0 - faster_s / plan_s;
+        return Verdict::Wrong(Violation {
+            field: "proof.searched_gap".to_owned(),
+            found: proof.searched_gap.to_string(),
+            valid: format!("at least {gap:.6}, as a plan of {faster_s:.6} s exists: plan again"),
+        });
+    }
+    let bound_s = |gap: fn(&Outcome) -> f64| {
+        found.iter().map(|outcome| tried_s * (1.0 - gap(outcome))).fold(f64::INFINITY, f64::min)
+    };
+    let proven_s = bound_s(|outcome| outcome.proof.searched_gap);
+    let proven_all_s = bound_s(|outcome| outcome.proof.gap);
+    if proven_s < tried_s * (1.0 - KEPT) {
+        return Verdict::Stopped { iteration_s: proven_s };
+    }
+    if proven_all_s < all_s * (1.0 - KEPT) {
+        let gap = 1.0 - proven_all_s / plan_s;
+        return Verdict::Wrong(Violation {
+            field: "proof.gap".to_owned(),
+            found: proof.gap.to_string(),
+            valid: format!("at least {gap:.6}, which is what the bounds over all cuts give"),
+        });
+    }
+    Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) }
+}
