@@ -204,3 +204,21 @@ pub fn rank_elements(program: &Program) -> Vec<u64> {
     };
     (0..ranks).map(rank).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_of_a_vocabulary_hold_it_in_rows_of_whole_16_bytes() {
+        assert_eq!(vocabulary_rows(50_257, 1), 50_264);
+        assert_eq!(vocabulary_rows(50_257, 8), 6288);
+        assert_eq!(vocabulary_rows(128_256, 8), 16_032);
+        for (vocab, shards) in [(131, 4), (7, 2), (256_000, 3), (515, 16)] {
+            for rows in [vocabulary_rows(vocab, shards), vocabulary_shard_rows(vocab, shards)] {
+                assert!(rows % 8 == 0 && rows * shards >= vocab, "{vocab} over {shards}: {rows}");
+                assert!(rows * shards < vocab + 9 * shards, "{vocab} over {shards}: {rows}");
+            }
+        }
+    }
+}

@@ -104,9 +104,10 @@ fn program(sizes: &str, cp: u64, dp: u64, zero_stage: u8) -> Program {
 
 /// Seconds that a trace's rank waits for calls of a group.
 fn waited_s(trace: &Trace, group: &str) -> f64 {
-    let events = trace.lines().into_iter().map(|line| -> serde_json::Value {
-        serde_json::from_str(&line).expect("events are JSON")
-    });
+    let events = trace
+        .lines()
+        .into_iter()
+        .map(|line| -> serde_json::Value { serde_json::from_str(&line).expect("events are JSON") });
     let of_group = |event: &serde_json::Value| {
         let name = event["name"].as_str().unwrap_or_default();
         event["cat"] == "wait" && name.rsplit(' ').next() == Some(group)

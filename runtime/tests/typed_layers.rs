@@ -92,7 +92,7 @@ impl<D: Device> Stages<D> for AllReduced {
         let up = ColumnLinear::declare(matrix("up"), all);
         let down = RowLinear::declare(matrix("down"), all);
         let last_norm = RmsNorm::declare("last_norm", 1e-6, false, all);
-        let output = ColumnLinear::from_table(table("output.weight").declare(all));
+        let output = ColumnLinear::from_table(table("output.weight").declare(VOCAB / 2, all));
         let (loss, elements) = (CrossEntropy::new(VOCAB, None), all.elements());
         Box::new(Model { embedding, norm, gate, up, down, last_norm, output, loss, elements })
     }

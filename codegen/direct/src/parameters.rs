@@ -140,7 +140,8 @@ impl Declared<'_> {
             }
             FieldKind::Tokens => {
                 let table = table(self.lowered, self.lowered.names.embedding(), false);
-                let (table, scale) = (table.declare(inventory), model.numerics.embedding_scale);
+                let scale = model.numerics.embedding_scale;
+                let table = table.declare(self.vocab_rows(), inventory);
                 Field::Tokens(ops::TokenEmbedding { table, hidden, scale })
             }
             FieldKind::Positions(rows) => Field::Positions(ops::Positions::declare(
@@ -239,6 +240,11 @@ impl Declared<'_> {
         }
     }
 
+    /// Rows of the vocabulary on this rank.
+    fn vocab_rows(&self) -> usize {
+        self.lowered.sizes.vocab_rows as usize
+    }
+
     /// The output matrix: the embedding if they are tied and this rank holds it.
     fn output(&self, inventory: &mut Inventory) -> ParameterSlice {
         let (names, tied) = (self.lowered.names, self.lowered.program.model.tied_embeddings);
@@ -246,7 +252,7 @@ impl Declared<'_> {
             Place::Last(Some(table)) if tied => table,
             _ => {
                 let name = if tied { names.embedding() } else { names.output() };
-                table(self.lowered, name, tied).declare(inventory)
+                table(self.lowered, name, tied).declare(self.vocab_rows(), inventory)
             }
         }
     }

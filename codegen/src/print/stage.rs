@@ -194,13 +194,18 @@ fn output(printer: &Printer<'_>, field: &Field, kind: Kind, tied: bool) -> Vec<S
         FieldKind::Output if tied => {
             let mut lines = table(names.embedding(), true);
             lines.push("// The rank may hold the table already, in its first stage.".to_owned());
-            lines.push("let table = table.unwrap_or_else(|| whole.declare(inventory));".to_owned());
+            lines.push(
+                "let table = table.unwrap_or_else(|| whole.declare(VOCAB_ROWS, inventory));"
+                    .to_owned(),
+            );
             lines.push(format!("let output = {linear}::from_table(table);"));
             lines
         }
         FieldKind::Output => {
             let mut lines = table(names.output(), false);
-            lines.push(format!("let output = {linear}::from_table(whole.declare(inventory));"));
+            lines.push(format!(
+                "let output = {linear}::from_table(whole.declare(VOCAB_ROWS, inventory));"
+            ));
             lines
         }
         FieldKind::Loss => vec![format!("let loss = CrossEntropy::new(VOCAB, {cap});")],

@@ -483,8 +483,8 @@ fn varies(sizes: &mut HashMap<String, HashSet<usize>>, product: &Product) -> boo
     many.contains(&true)
 }
 
-/// The first of the candidates or one that is [`CLEARLY_FASTER`]; the first if there is no memory to
-/// time them in.
+/// The first of the candidates, or one that is [`CLEARLY_FASTER`]. The first if there is no memory
+/// to time them in.
 fn choose(
     handle: &Handle,
     plan: &mut Plan,

@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The gradient sums the tokens of a row without atomics on floats, so the bits are always the same.
 // Tokens are first sorted by row, stably: one pass of two kernels for each digit of a row number.
-// Then each block sums the runs of equal rows among RUN tokens, and another kernel adds up runs that
-// go on over several blocks.
+// Then each block sums the runs of equal rows among RUN tokens, and another kernel adds up runs
+// that go on over several blocks.
 
 #define DIGIT_BITS 9
 #define DIGITS (1 << DIGIT_BITS)

@@ -97,7 +97,8 @@ pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let narrow = search(task, progress);
     let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
-    let wide = narrow.best.as_ref().filter(|found| pipelined(found)).map(|_| wide_restrictions(task));
+    let wide =
+        narrow.best.as_ref().filter(|found| pipelined(found)).map(|_| wide_restrictions(task));
     let Some(restrictions) = wide.flatten() else { return narrow };
     let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
     let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);

@@ -116,7 +116,7 @@ type Out<D, const N: usize, const R: usize, const V: usize> =
 impl<const N: usize, const R: usize, const V: usize> Output<N, R, V> {
     pub fn declare(inventory: &mut Inventory) -> Self {
         let norm = RmsNorm::declare("last_norm", 1e-6, false, inventory);
-        let matrix = ColumnLinear::from_table(table("output.weight").declare(inventory));
+        let matrix = ColumnLinear::from_table(table("output.weight").declare(V, inventory));
         Self { norm, matrix, loss: CrossEntropy::new(VOCAB, None) }
     }
 

@@ -26,10 +26,10 @@ impl<P: TablePlacement, const ROWS: usize, const C: usize> TokenEmbedding<P, ROW
         assert!(parts == ranks, "{name} has {parts} parts, but there are {ranks} ranks");
         let columns = table.hidden;
         assert!(columns == C, "{name} has {columns} columns, not {C}");
-        let part = table.declare(inventory);
-        let rows = part.len / C;
-        assert!(rows == ROWS, "this rank has {rows} rows of {name}, not {ROWS}");
-        let embedding = ops::TokenEmbedding { table: part, hidden: C, scale };
+        let (rows, needed) = (ROWS * ranks, table.vocab);
+        assert!(rows >= needed, "{ranks} parts of {ROWS} rows do not hold the {needed} of {name}");
+        let table = table.declare(ROWS, inventory);
+        let embedding = ops::TokenEmbedding { table, hidden: C, scale };
         Self { embedding, placement: PhantomData }
     }
 

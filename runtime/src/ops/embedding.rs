@@ -48,9 +48,9 @@ impl VocabTable {
         }
     }
 
-    /// Declares this rank's rows of the table.
-    pub fn declare(&self, inventory: &mut Inventory) -> ParameterSlice {
-        inventory.declare(self.declaration(Placement::Vocabulary))
+    /// Declares this rank's `rows` of the table, padding included.
+    pub fn declare(&self, rows: usize, inventory: &mut Inventory) -> ParameterSlice {
+        inventory.declare(self.declaration(Placement::Vocabulary { rows }))
     }
 }
 

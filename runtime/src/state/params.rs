@@ -10,7 +10,6 @@ use crate::comm::Element;
 use crate::device::Space;
 use crate::state::buffer::Buffer;
 use crate::state::shards::{Shards, Slice, Unit};
-use models::shapes;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -34,10 +33,13 @@ pub enum Placement {
     /// Columns: row-parallel weights `[out, in]`.
     Columns,
     /// Rows of the vocabulary, padded at the end so that all ranks hold the same number.
-    Vocabulary,
+    Vocabulary {
+        /// Rows of each rank, padding included.
+        rows: usize,
+    },
     /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline ranks, one pipeline
-    /// rank after the other, padded at the end so that all hold the same even number (Vocabulary
-    /// Parallelism, arXiv 2411.05288, section 6.1).
+    /// rank after the other, padded at the end so that all hold the same number (Vocabulary Parallelism,
+    /// arXiv 2411.05288, section 6.1).
     OverPipeline {
         /// The pipeline rank that declares it.
         pipeline_rank: usize,
@@ -49,7 +51,7 @@ pub enum Placement {
 impl Placement {
     /// Whether it is that of a table of the vocabulary.
     fn is_table(&self) -> bool {
-        matches!(self, Self::Vocabulary | Self::OverPipeline { .. })
+        matches!(self, Self::Vocabulary { .. } | Self::OverPipeline { .. })
     }
 }
 
@@ -209,10 +211,7 @@ impl Declaration {
                 };
                 Extent { rows: blocks.iter().map(cut).collect(), columns: 0..columns, padding: 0 }
             }
-            Placement::Vocabulary => {
-                let each = shapes::vocabulary_rows(rows as u64, tp as u64) as usize;
-                vocabulary_rows(rows, each, rank, columns)
-            }
+            Placement::Vocabulary { rows: each } => vocabulary_rows(rows, *each, rank, columns),
             Placement::OverPipeline { pipeline_rank, rows: each } => {
                 vocabulary_rows(rows, *each, pipeline_rank * tp + rank, columns)
             }
