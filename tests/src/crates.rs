@@ -33,7 +33,7 @@ pub fn runtime() -> String {
 const OPTIMIZED: [&str; 4] = ["meshwright-kernels", "gemm", "gemm-common", "gemm-f64"];
 
 /// Runs `cargo build` on a crate, with messages as JSON on stdout. All but the kernels is built
-/// without optimization, which is faster than what it saves. Warnings are errors.
+/// without optimization, which is faster than what it saves.
 ///
 /// # Panics
 /// Cargo cannot be started.
@@ -46,18 +46,31 @@ pub fn build(folder: &Path, target: &Path) -> Output {
         .env("CARGO_TARGET_DIR", target)
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_INCREMENTAL", "0")
-        .env("RUSTFLAGS", "-D warnings")
+        .env_remove("RUSTFLAGS")
         .output()
         .expect("cargo runs")
 }
 
-/// The first error of a build as the compiler shows it, with the notes that follow.
-pub fn first_error(build: &Output) -> Option<Vec<String>> {
+/// What the compiler says in a build.
+fn messages(build: &Output) -> Vec<Value> {
     let lines = String::from_utf8_lossy(&build.stdout);
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let messages = lines.filter_map(|line| line.get("message").cloned());
+    lines.filter_map(|line| line.get("message").cloned()).collect()
+}
+
+fn shown(message: &Value) -> String {
+    message["rendered"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The warnings of a build as the compiler shows them.
+pub fn warnings(build: &Output) -> String {
+    messages(build).iter().filter(|message| message["level"] == "warning").map(shown).collect()
+}
+
+/// The first error of a build as the compiler shows it, with the notes that follow.
+pub fn first_error(build: &Output) -> Option<Vec<String>> {
+    let messages = messages(build).into_iter();
     let mut messages = messages.skip_while(|message| message["level"] != "error");
-    let shown = |of: &Value| of["rendered"].as_str().unwrap_or_default().to_owned();
     let error = shown(&messages.next()?);
     let notes = messages.take_while(|message| message["level"] == "note");
     Some(std::iter::once(error).chain(notes.map(|note| shown(&note))).collect())

@@ -98,7 +98,7 @@ const EDITS: &[Edit] = &[
             "    output: ColumnLinear<Tp, HIDDEN, VOCAB_ROWS>,",
             "    output: ColumnLinear<Tp, HIDDEN, VOCAB>,",
         )],
-        &["258", "515"],
+        &["264", "515"],
     ),
     edit(
         "token_table_is_not_split",

@@ -3,7 +3,7 @@
 
 use codegen::{GenerateError, RuntimeSource, generate};
 #[cfg(feature = "thorough")]
-use meshwright_tests::crates::{build, first_error};
+use meshwright_tests::crates::{build, first_error, warnings};
 use meshwright_tests::golden::planned;
 use models::input::Source;
 use models::plan::Plan;
@@ -306,6 +306,7 @@ fn programs_train_to_pytorchs_losses() {
         let built = build(&folder, &target);
         let error = first_error(&built).unwrap_or_default().concat();
         assert!(built.status.success(), "{error}{}", String::from_utf8_lossy(&built.stderr));
+        assert_eq!(warnings(&built), "", "{name}");
         let status = Command::new(trainer(&target, case))
             .args(["--init-from", &golden])
             .args(["--data", &format!("{golden}/tokens.safetensors"), "--steps", "20"])
