@@ -141,7 +141,7 @@ MUTATIONS = [
     ("gate and up exchanged", "ops/activation.rs", "ctx.device.gated(f, gate.view(), up.view(), y.view_mut());",
      "ctx.device.gated(f, up.view(), gate.view(), y.view_mut());", "golden"),
     ("embedding not scaled", DIRECT + "parameters.rs",
-     "(table.declare(inventory), model.numerics.embedding_scale)", "(table.declare(inventory), 1.0)", "golden"),
+     "let scale = model.numerics.embedding_scale;", "let scale = 1.0;", "golden"),
     ("norm behind the block skipped backward", LOWER + "half.rs",
      "if let (Some(field), Some(statistics)) = (self.post, kept.post) {",
      "if let (Some(field), Some(statistics)) = (self.post.filter(|_| false), kept.post) {", "golden"),

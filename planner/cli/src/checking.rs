@@ -115,7 +115,7 @@ fn as_json(found: &Checked, proof: Option<&Verdict>, notes: &[String]) -> Value 
     })
 }
 
-/// What nothing takes less than, s, and whether that is what the proof says; null without `--proof`.
+/// What nothing takes less than, s, and whether that is what the proof says.
 fn proof_json(verdict: &Verdict) -> Value {
     let (holds, least_s, least_all_s) = match verdict {
         Verdict::Holds { iteration_s, all_s } => (true, Some(iteration_s), Some(all_s)),

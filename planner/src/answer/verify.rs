@@ -1,8 +1,8 @@
 //! Verifies what a plan's proof says, without trusting it: a search for anything that takes less
 //! time than the proof allows.
 //!
-//! A certificate in the plan would be no quicker to verify: what takes time is to bound again what a
-//! first bound does not prune (docs/decisions/033-proofs-by-searching-below.md).
+//! A certificate in the plan would be no quicker to verify: what takes time is to bound again what
+//! a first bound does not prune (docs/decisions/033-proofs-by-searching-below.md).
 
 use crate::request::{Request, Task};
 use crate::search::{Outcome, Progress, search, wide_restrictions};

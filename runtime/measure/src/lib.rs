@@ -111,8 +111,8 @@ impl Sweep {
         }
     }
 
-    /// The same with products of more sizes in 16 bits, such as the widths of a model: between sizes
-    /// a table knows nothing of how tiles fit.
+    /// The same with products of more sizes in 16 bits, such as the widths of a model: between
+    /// sizes a table knows nothing of how tiles fit.
     #[must_use]
     pub fn with_sizes(mut self, more: &[usize]) -> Self {
         for (dtype, sizes) in &mut self.products {

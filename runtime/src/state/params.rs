@@ -38,8 +38,8 @@ pub enum Placement {
         rows: usize,
     },
     /// Rows of the vocabulary over the tensor-parallel ranks of all pipeline ranks, one pipeline
-    /// rank after the other, padded at the end so that all hold the same number (Vocabulary Parallelism,
-    /// arXiv 2411.05288, section 6.1).
+    /// rank after the other, padded at the end so that all hold the same number (Vocabulary
+    /// Parallelism, arXiv 2411.05288, section 6.1).
     OverPipeline {
         /// The pipeline rank that declares it.
         pipeline_rank: usize,
