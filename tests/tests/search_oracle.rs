@@ -168,8 +168,9 @@ fn the_gap_of_a_search_that_was_stopped_holds() {
         assert_eq!((describe(&outcome), outcome.proof), (describe(&again), again.proof));
         let soon = Instant::now() + Duration::from_secs_f64(random.scaled(1e-5, 2e-2));
         let until = Until { deadline: Some(soon), interrupt: None };
-        let timed = search(&Task { until, ..task }, &mut |_| {});
-        for stopped in [&outcome, &timed] {
+        let timed = search(&Task { until, ..task.clone() }, &mut |_| {});
+        let first = search(&Task { any: true, ..task.clone() }, &mut |_| {});
+        for stopped in [&outcome, &timed, &first] {
             let gap = stopped.proof.searched_gap;
             unfinished += u64::from(gap > 0.0);
             let found_s = stopped.best.as_ref().map(|found| found.priced.iteration_s);

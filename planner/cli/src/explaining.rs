@@ -36,6 +36,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let known = [text::summary(&plan), explain_text::grid(&plan), explain_text::stages(&plan)];
     output::print(&(known.join("\n") + "\n" + &explain_text::spent(&plan)))?;
     let (mut shown, mut bought) = (None, Vec::new());
+    let mut faster: Option<Tried> = None;
     explanation(&request, &plan, each, &mut |part, tried| {
         let mut lines = String::new();
         if shown.replace(part) != Some(part) {
@@ -44,11 +45,18 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
             }
             lines += &format!("\n{}", explain_text::heading(part, &tried.what));
         }
-        if part == Part::Bought {
-            bought.push(tried.clone());
+        match part {
+            Part::Bought => bought.push(tried.clone()),
+            _ if tried.slower() < faster.as_ref().map_or(0.0, Tried::slower) => {
+                faster = Some(tried.clone());
+            }
+            _ => {}
         }
         output::print(&(lines + &explain_text::tried(&plan, part, tried)))
     })?;
+    if let Some(faster) = &faster {
+        output::print(&format!("\n{}", explain_text::faster(faster)))?;
+    }
     let schedule = against_one_f_one_b(&request, &plan).map(|both| both.text(SECONDS_AND_BYTES));
     schedule.map_or(Ok(()), |text| output::print(&format!("\n{AGAINST}\n{text}")))
 }

@@ -90,6 +90,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     request.gpus = searched.gpus;
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
+    answer = answer.or_faster(&request);
     let compared = request.runnable && args.objective == Objective::Time;
     answer.not_runnable = compared.then(|| not_runnable(&request, &answer)).flatten();
     let (answer, order) = reordered(&request, answer, args)?;
@@ -104,6 +105,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if compared {
         around += &text::runnable(&answer);
     }
+    around += &text::least_memory(&answer);
     if args.objective == Objective::Time && args.top > 0 {
         around += &binds(&request, &answer);
     }
@@ -242,11 +244,11 @@ fn best(request: &Request, objective: Objective) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
     let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
     let stopped = request.task().is_stopped();
-    outcome.and_then(|outcome| Answer::new(request, outcome)).ok_or(if stopped {
-        Empty::Undecided
-    } else {
-        Empty::Proven
-    })
+    let answer = outcome.and_then(|(outcome, least_bytes)| {
+        let answer = Answer::new(request, outcome)?;
+        Some(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
+    });
+    answer.ok_or(if stopped { Empty::Undecided } else { Empty::Proven })
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
@@ -379,7 +381,7 @@ fn nothing_fits(request: &Request, why: Empty) -> Failure {
     }
     if why == Empty::Undecided {
         let text = "error: no plan was found in the time, nor that there is none\n\
-                      help     give it more: --time-limit 10, or --prove to go on to an answer\n";
+                      help     give it more with --time-limit, or --prove to go on to an answer\n";
         return Failure::Infeasible(text.to_owned());
     }
     let mut progress = Progress::new();

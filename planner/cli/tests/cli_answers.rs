@@ -265,6 +265,35 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
     assert_eq!(plan(&format!("check {path}")).code, 0);
 }
 
+/// A setting that no combination can have is refused, not dropped.
+#[test]
+fn settings_are_never_dropped() {
+    for (words, named) in [
+        ("--model gpt2_124m --gpus 8 --set cp=1 --set cp_ulysses=2", "leaves nothing"),
+        (
+            "--model mixtral_8x7b --gpus 16 --set moe_overlap=none --set moe_overlap_degree=4",
+            "leaves nothing",
+        ),
+        ("--model llama8b --gpus 64 --set post_validation=true", "more than 4096 combinations"),
+    ] {
+        let run = plan(words);
+        assert!(run.code == 2 && run.err.contains(named), "{words}: {run:?}");
+    }
+}
+
+/// How far from the least memory a plan is that was to need the least.
+#[test]
+fn the_least_memory_is_bounded() {
+    let words = "--model llama8b --gpus 16 --set pp=2 --objective memory";
+    let all = plan(&format!("{words} --json")).json();
+    let [needs, least] = [&all["predicted"]["peak_memory_bytes"], &all["least_memory_bytes"]]
+        .map(|bytes| bytes.as_f64().unwrap());
+    assert!(least < needs && needs < 1.02 * least, "{least} {needs}");
+    assert!(plan(words).out.contains("nothing fits in 2 % less memory"));
+    let soon = plan(&format!("{words} --time-limit 0.02"));
+    assert!(soon.code != 0 || soon.out.contains("not decided in the time"), "{soon:?}");
+}
+
 /// The loss of GPUs: the plan's model, batch and settings stay, and what cannot be split idles.
 #[test]
 fn a_plan_is_made_again_for_fewer_gpus() {

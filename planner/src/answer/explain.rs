@@ -25,6 +25,13 @@ pub struct Tried {
     pub why_not: Option<WhyNot>,
 }
 
+impl Tried {
+    /// By what fraction of the plan's time it is slower; infinite where there is none.
+    pub fn slower(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.slower)
+    }
+}
+
 /// Why a change has no configuration worth pricing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -347,6 +354,7 @@ fn alternative(found: &Found, own_s: f64, proof: &Proof) -> Alternative {
         gap: proof.searched_gap,
         peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
         breakdown: priced.breakdown.rounded(),
+        found: found.clone(),
     }
 }
 
@@ -410,18 +418,20 @@ fn leanest(request: &Request, progress: Progress<'_>) -> Option<(Found, f64)> {
     None
 }
 
-/// The fastest configuration in the least device memory that anything fits into, to 1 %. `None`
-/// where nothing fits into the actual memory.
-pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<Outcome> {
+/// The fastest configuration in the least device memory that anything fits into, to 1 % or as far
+/// as the time reached; and the bytes below which nothing fits. `None` where nothing fits into the
+/// actual memory.
+pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<(Outcome, f64)> {
     let cluster = &request.cluster;
     let found = any_with_factor(request, 1.0, progress)?;
     let low = (cluster.reserved_bytes() / cluster.device.hbm_bytes).max(1e-3);
     let narrowing = request.with_share(NARROWING);
-    let (_, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
+    let (low, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
     let cluster = with_factor(request, factor);
+    let least_bytes = with_factor(request, low).usable_bytes() + cluster.reserved_bytes();
     let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
     // Where the time is up, nothing is proven of the configuration that was found on the way.
-    Some(Outcome { best: outcome.best.or(Some(found)), ..outcome })
+    Some((Outcome { best: outcome.best.or(Some(found)), ..outcome }, least_bytes))
 }
 
 /// Bisects between a factor of device memory that is too little and one that is enough, to 1 % or

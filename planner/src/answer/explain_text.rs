@@ -157,6 +157,16 @@ pub fn heading(part: Part, plain: &str) -> String {
     }
 }
 
+/// A change that is faster than the plan, whose search was stopped before it looked there.
+pub fn faster(tried: &Tried) -> String {
+    let percent = -100.0 * tried.slower();
+    let text = format!(
+        "{} takes {percent:.2} % less than this plan: plan again with --time-limit 10, or with --set",
+        tried.what
+    );
+    line("faster", &text)
+}
+
 /// The line of an alternative.
 pub fn tried(plan: &Plan, part: Part, tried: &Tried) -> String {
     let own = &plan.predicted.breakdown;

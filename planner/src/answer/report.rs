@@ -46,6 +46,8 @@ pub struct Answer {
     pub worst_case_bytes: Option<u64>,
     /// With `--runnable`: the fastest plan without it, if that is faster.
     pub not_runnable: Option<NotRunnable>,
+    /// With `--objective memory`: bytes of a device below which nothing fits.
+    pub least_memory_bytes: Option<u64>,
 }
 
 /// A plan that our trainer cannot run.
@@ -77,6 +79,9 @@ pub struct Alternative {
     pub peak_memory_bytes: u64,
     /// Where its iteration goes.
     pub breakdown: Breakdown,
+    /// The configuration.
+    #[serde(skip)]
+    pub found: Found,
 }
 
 impl Answer {
@@ -96,7 +101,29 @@ impl Answer {
             alternatives: vec![],
             worst_case_bytes,
             not_runnable: None,
+            least_memory_bytes: None,
         })
+    }
+
+    /// The answer; or its first alternative, if that is faster, as it may be where the search was
+    /// stopped. What the proof says of others does not change.
+    #[must_use]
+    pub fn or_faster(mut self, request: &Request) -> Self {
+        let own_s = self.plan.predicted.iteration_s;
+        if self.alternatives.first().is_none_or(|first| first.iteration_s >= own_s) {
+            return self;
+        }
+        let faster = self.alternatives.remove(0);
+        let gap = |gap: f64| (1.0 - own_s * (1.0 - gap) / faster.iteration_s).max(0.0);
+        let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
+        let proof = Proof { gap, searched_gap, proven_optimal: gap == 0.0, ..self.proof.clone() };
+        let outcome = Outcome { best: Some(faster.found), proof, effort: self.effort };
+        let Some(better) = Self::new(request, outcome) else { return self };
+        let mut alternatives = self.alternatives;
+        for other in &mut alternatives {
+            other.slower = other.iteration_s / better.plan.predicted.iteration_s - 1.0;
+        }
+        Self { alternatives, ..better }
     }
 
     /// The same plan with another order of passes. The proof stays that of the search.
@@ -137,6 +164,7 @@ impl Answer {
             "search": search_json(&self.proof, self.effort),
             "alternatives": self.alternatives,
             "not_runnable": self.not_runnable,
+            "least_memory_bytes": self.least_memory_bytes,
             "tool": TOOL,
         })
     }

@@ -284,6 +284,20 @@ pub fn within(gap: f64) -> String {
     if gap < 5e-4 { String::new() } else { format!("  within {:.1} %", 100.0 * gap) }
 }
 
+/// How far from the least memory a plan may be that was to need the least.
+pub fn least_memory(answer: &Answer) -> String {
+    let Some(least_bytes) = answer.least_memory_bytes else { return String::new() };
+    let needs_bytes = answer.plan.predicted.peak_memory_bytes;
+    let text = match needs_bytes as f64 > 1.02 * least_bytes as f64 {
+        false => "nothing fits in 2 % less memory".to_owned(),
+        true => format!(
+            "nothing fits in less than {}; whether anything fits in between was not decided in the time: --prove goes on",
+            bytes(least_bytes)
+        ),
+    };
+    line("least", &text)
+}
+
 /// What `--runnable` costs.
 pub fn runnable(answer: &Answer) -> String {
     let text = match &answer.not_runnable {

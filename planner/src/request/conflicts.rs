@@ -2,7 +2,7 @@
 
 use super::restrictions::{Restrictions, decision_of};
 use super::{Request, task::MOST_ONE_BY_ONE};
-use crate::request::space::{ParallelLayout, PipelineChoices, Space, divisors};
+use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, Space, divisors};
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
 use models::program::unsupported_model;
@@ -42,16 +42,26 @@ fn not_ours(request: &Request) -> Result<(), InputError> {
 /// Refuses more combinations with post-validation than can be priced one by one: bounds do not
 /// hold for it.
 fn unsearched(request: &Request) -> Result<(), InputError> {
-    let space = space(request, &request.restrictions);
-    let all = || space.layouts().iter().map(|parallel| space.choices(parallel).count()).sum();
-    let count: u64 = if request.restrictions.wants_post_validation() { all() } else { 0 };
-    if count <= MOST_ONE_BY_ONE {
+    if !request.restrictions.wants_post_validation() {
         return Ok(());
     }
-    let message = format!("--set post_validation=true leaves {count} combinations");
-    Err(InputError::new(message).help(format!(
-        "they are priced one by one, so far {MOST_ONE_BY_ONE} at most: set more decisions"
-    )))
+    let space = space(request, &request.restrictions);
+    let mut counter = space.counter();
+    let mut count = 0;
+    for context in space.contexts() {
+        let of = |split: &ExpertSplit| counter.count(&split.of(&context.decisions));
+        count += space.expert_splits(&context.decisions).iter().map(of).sum::<u64>();
+        if count > MOST_ONE_BY_ONE {
+            let message = format!(
+                "--set post_validation=true leaves more than {MOST_ONE_BY_ONE} combinations"
+            );
+            return Err(InputError::new(message).help(
+                "they are priced one by one: set more decisions, such as tp, pp, schedule, vpp, micro_batch, zero_stage, \
+                 vocab and recompute",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The degrees that the user pinned.

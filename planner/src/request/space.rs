@@ -362,6 +362,7 @@ impl<'a> Space<'a> {
         if d.cp == 1 {
             // The style has no effect: count one combination, of a style that is allowed.
             let style = CpStyle::ALL.iter().copied().find(|&style| r.cp_style.allows(style));
+            let style = style.filter(|_| r.cp_ulysses.allows(1));
             return style.map(|style| (style, 1)).into_iter().collect();
         }
         let of_style = |style: CpStyle| -> Vec<(CpStyle, u64)> {
@@ -449,8 +450,7 @@ impl<'a> Space<'a> {
                 _ => &[],
             };
             let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let wanted =
-                |degree: u64| overlap == MoeOverlap::None || r.moe_overlap_degree.allows(degree);
+            let wanted = |degree: u64| r.moe_overlap_degree.allows(degree);
             let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
             found.extend(possible.map(|&degree| (overlap, degree)));
         }

@@ -300,6 +300,10 @@ impl<'a> Run<'a> {
     }
 
     fn outcome(mut self) -> Outcome {
+        if self.is_enough() {
+            // The first that was found: all that is known of others is where the search began.
+            self.open_bound_s = self.contexts_s.iter().copied().fold(self.open_bound_s, f64::min);
+        }
         let gap = |open_s: f64| (1.0 - open_s / self.best_s).max(0.0);
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
