@@ -2,7 +2,7 @@
 
 use planner::answer::explain::Asker;
 use planner::answer::report::Answer;
-use planner::request::Request;
+use planner::request::{Request, Task};
 use planner::request::flags::Flags;
 use planner::search::{Outcome, search};
 
@@ -52,4 +52,20 @@ fn a_faster_alternative_is_the_plan() {
     // Nothing changes where the plan is the fastest.
     let again = better.clone().or_faster(&all);
     assert_eq!(again.plan, better.plan);
+}
+
+/// The first configuration that a search finds proves nothing of others: not of other cuts, and not
+/// of what local search would have found.
+#[test]
+fn what_is_found_first_is_no_optimum() {
+    let pins = ["tp=2", "cp=1", "pp=4", "vpp=3", "schedule=interleaved_1f1b", "micro_batch=1"];
+    let more = ["zero_stage=1", "recompute=none", "vocab=tensor", "sequence_parallel=true"];
+    let request = request(&[&pins[..], &more].concat());
+    let task = request.task();
+    let [best, first] = [false, true].map(|any| search(&Task { any, ..task.clone() }, &mut |_| {}));
+    let time_s = |of: &Outcome| of.best.as_ref().expect("it fits").priced.iteration_s;
+    let (best_s, first_s) = (time_s(&best), time_s(&first));
+    assert!(best_s < first_s * (1.0 - 1e-6), "the first is the best: {first_s}");
+    let least_s = first_s * (1.0 - first.proof.gap);
+    assert!(!first.proof.proven_optimal && least_s <= best_s, "{least_s} {best_s}");
 }
