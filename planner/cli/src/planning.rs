@@ -23,7 +23,7 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
-use planner::search::search_wide;
+use planner::search::{Effort, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::Arc;
@@ -306,7 +306,12 @@ fn surely(request: &Request, task: &Task<'_>) -> Option<Answer> {
         .or_else(|why| {
             let until = Until { deadline: None, ..task.until };
             let any = Task { any: true, until, ..task.clone() };
-            if why == Empty::Undecided { answer(request, &any) } else { Err(why) }
+            if why != Empty::Undecided {
+                return Err(why);
+            }
+            // What is not proven of it, the time did not suffice for.
+            let found = answer(request, &any)?;
+            Ok(Answer { effort: Effort { limited: true, ..found.effort }, ..found })
         })
         .ok()
 }

@@ -116,7 +116,7 @@ impl Answer {
         let faster = self.alternatives.remove(0);
         let gap = |gap: f64| (1.0 - own_s * (1.0 - gap) / faster.iteration_s).max(0.0);
         let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
-        let proof = Proof { gap, searched_gap, proven_optimal: gap == 0.0, ..self.proof.clone() };
+        let proof = Proof { gap, searched_gap, proven_optimal: gap == 0.0, ..self.proof };
         let outcome = Outcome { best: Some(faster.found), proof, effort: self.effort };
         let Some(better) = Self::new(request, outcome) else { return self };
         let mut alternatives = self.alternatives;
