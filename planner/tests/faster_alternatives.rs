@@ -29,12 +29,8 @@ fn a_faster_alternative_is_the_plan() {
     let outcome = search(&slow.task(), &mut |_| {});
     let slow_s = outcome.best.as_ref().expect("it fits").priced.iteration_s;
     // As if the search over all had been stopped, with a bound far below.
-    let proof = models::plan::Proof {
-        gap: 0.5,
-        searched_gap: 0.4,
-        proven_optimal: false,
-        ..outcome.proof.clone()
-    };
+    let proof =
+        models::plan::Proof { gap: 0.5, searched_gap: 0.4, proven_optimal: false, ..outcome.proof };
     let mut answer = Answer::new(&all, Outcome { proof, ..outcome }).expect("something was found");
     let mut show = |_| {};
     let mut asker = Asker::new(&all, slow_s, None, &mut show);
