@@ -2,8 +2,8 @@
 
 use crate::args::{CheckArgs, DiffArgs, LimitArgs};
 use crate::failure::Failure;
+use crate::limits::{deadline, stop_at_interrupt};
 use crate::output::{self, Progress};
-use crate::planning::{deadline, stop_at_interrupt};
 use models::check::{Violation, check};
 use models::input::{InputError, Source};
 use models::plan::Plan;

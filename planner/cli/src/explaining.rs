@@ -3,8 +3,8 @@
 use crate::args::ExplainArgs;
 use crate::checking::read_checked;
 use crate::failure::Failure;
+use crate::limits::seconds;
 use crate::output::{self, Progress};
-use crate::planning::seconds;
 use models::plan::Plan;
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};

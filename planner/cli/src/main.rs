@@ -8,6 +8,7 @@ mod explaining;
 mod failure;
 mod generating;
 mod launching;
+mod limits;
 mod lists;
 mod output;
 mod planning;

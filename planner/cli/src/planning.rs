@@ -1,8 +1,9 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, LimitArgs, Objective, Order, PlanArgs, RequestArgs};
+use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
 use crate::checking::read_checked;
 use crate::failure::Failure;
+use crate::limits::{deadline, seconds, stop_at_interrupt};
 use crate::output::{self, Progress, Written};
 use codegen::escape::shell;
 use models::cluster::shipped_names;
@@ -26,9 +27,8 @@ use planner::request::restrictions::{Choice, Restrictions};
 use planner::search::{Effort, search_wide};
 use planner::until::Until;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
@@ -46,25 +46,6 @@ const FIRST: f64 = 0.5;
 const FITTING: f64 = 0.5;
 /// Share of the time for a single alternative.
 const SINGLE: f64 = 0.1;
-
-/// The seconds of `--time-limit`; `None` with `--prove`.
-pub fn seconds(limit: LimitArgs, default_s: f64) -> Result<Option<f64>, InputError> {
-    if limit.prove {
-        return Ok(None);
-    }
-    let seconds = limit.time_limit.unwrap_or(default_s);
-    if !(0.0..=1e6).contains(&seconds) {
-        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
-        return Err(error.help("valid: 0 to 1000000 seconds"));
-    }
-    Ok(Some(seconds))
-}
-
-/// When to answer.
-pub fn deadline(limit: LimitArgs, default_s: f64) -> Result<Option<Instant>, InputError> {
-    let limit = seconds(limit, default_s)?.map(Duration::from_secs_f64);
-    Ok(limit.map(|limit| Instant::now() + limit))
-}
 
 /// Finds the fastest plan that fits, prints it and writes it.
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
@@ -122,18 +103,6 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
     output::print(&format!("{}{around}\n{next}", text::screen(&answer)))?;
     complete(&request)
-}
-
-/// Makes Ctrl-C stop the searches of a request, which return the best they know. A second Ctrl-C
-/// ends the program.
-pub fn stop_at_interrupt(request: &Request) -> Result<(), Failure> {
-    let stop = Arc::clone(&request.stop);
-    let handler = move || {
-        if stop.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    };
-    ctrlc::set_handler(handler).map_err(|error| anyhow::Error::new(error).into())
 }
 
 fn is_stopped(request: &Request) -> bool {
