@@ -290,8 +290,6 @@ fn the_least_memory_is_bounded() {
         .map(|bytes| bytes.as_f64().unwrap());
     assert!(least < needs && needs < 1.02 * least, "{least} {needs}");
     assert!(plan(words).out.contains("nothing fits in 2 % less memory"));
-    let soon = plan(&format!("{words} --time-limit 0.02"));
-    assert!(soon.code != 0 || soon.out.contains("not decided in the time"), "{soon:?}");
 }
 
 /// The loss of GPUs: the plan's model, batch and settings stay, and what cannot be split idles.
