@@ -384,6 +384,38 @@ fn a_rank_that_gives_up_tells_the_others_why() {
     }
 }
 
+/// Two ranks; a message that is not received blocks a queue. A rank may learn of a failure, and
+/// end, before anything has released its queues.
+#[test]
+fn a_rank_that_ends_at_once_after_a_failure_leaves_no_queue_blocked() {
+    let program = |world: &dyn Communicator, device: &Gpu<f32>| {
+        if world.rank() == 0 {
+            for tag in [6, 7] {
+                start(world, device, Kind::Send { to: 1, tag }, 3, &buffer(0, 3))?.wait()?;
+            }
+            world.settle()?;
+        } else {
+            call::<f32>(world, device, Kind::Recv { from: 0, tag: 6 }, 3, &[])?;
+        }
+        world.barrier()?;
+        if world.rank() == 1 {
+            world.abort("no space left");
+        }
+        while world.health().is_ok() {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for _ in 0..20 {
+            run_nccl(2, Options::default(), program).into_iter().for_each(Result::unwrap);
+        }
+        ended.send(())
+    });
+    ends.recv_timeout(Duration::from_secs(60)).expect("a rank does not end");
+}
+
 /// Collectives that differ are not detected. They end at the time limit, and every rank reports
 /// where it was.
 #[test]

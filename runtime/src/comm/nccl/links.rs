@@ -7,11 +7,12 @@
 //! communicator, in order. A receiver takes announced messages in order until it has the tag that
 //! it wants, and keeps the others.
 
+use super::watchdog::WatchedGroup;
 use super::{Inner, NcclBuffer, World, numbers};
 use crate::comm::liveness::lock;
 use crate::comm::payload::DeviceBuffer;
 use crate::comm::{Call, CommError, Communicator, Dtype, Kind, Payload, Pending, Tag};
-use kernels::cuda::nccl::{Collective, Group, ID_BYTES, Id, Transfer};
+use kernels::cuda::nccl::{Collective, ID_BYTES, Id, Transfer};
 use kernels::cuda::{Gpu, Span};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -52,7 +53,7 @@ struct Incoming {
 
 /// A connected link and its stream.
 struct Open {
-    group: Arc<dyn Group>,
+    group: Arc<WatchedGroup>,
     stream: Gpu,
 }
 
@@ -156,7 +157,7 @@ fn carry(
         let event = message(
             world,
             announcements,
-            (&*group, stream),
+            (&group, stream),
             &call,
             nccl_buffer,
             Collective::Send(1),
@@ -171,11 +172,10 @@ fn connect(
     announcements: &dyn Communicator,
     stream: &Gpu,
     (id, end): (&Id, usize),
-) -> Result<Arc<dyn Group>, CommError> {
+) -> Result<Arc<WatchedGroup>, CommError> {
     let group = world.or_fail("a link", world.library.join(stream, id, 2, end))?;
-    let group: Arc<dyn Group> = group.into();
-    world.watchdog.add(&group);
-    world.until_ready(&*group, announcements, &"connecting a link")?;
+    let group = world.watchdog.add(group);
+    world.until_ready(&group, announcements, &"connecting a link")?;
     Ok(group)
 }
 
@@ -183,7 +183,7 @@ fn connect(
 fn message(
     world: &World,
     announcements: &dyn Communicator,
-    (group, stream): (&dyn Group, &Gpu),
+    (group, stream): (&WatchedGroup, &Gpu),
     call: &Call,
     nccl_buffer: &dyn NcclBuffer,
     moves: Collective,
@@ -291,7 +291,7 @@ impl Receipt {
             let done = message(
                 world,
                 &**announcements,
-                (&**group, stream),
+                (group, stream),
                 &call,
                 nccl_buffer,
                 Collective::Receive(0),

@@ -29,11 +29,11 @@ use super::{
     Call, CommError, Communicator, Dtype, Kind, Op, Options, Payload, Peer, Pending, Stats,
 };
 use crate::comm::payload::DeviceBuffer;
-use kernels::cuda::nccl::{Collective, DataType, Group, ID_BYTES, Library, ReduceOp, Transfer};
+use kernels::cuda::nccl::{Collective, DataType, ID_BYTES, Library, ReduceOp, Transfer};
 use kernels::cuda::{Event, Gpu, GpuError, Span};
 use links::Links;
 use std::sync::{Arc, Mutex, PoisonError};
-use watchdog::{Queued, Watchdog};
+use watchdog::{Queued, Watchdog, WatchedGroup};
 
 /// Memory of a GPU, as NCCL takes it.
 pub trait NcclBuffer {
@@ -72,7 +72,7 @@ struct Inner {
     control: Arc<dyn Communicator>,
     world: Arc<World>,
     /// NCCL's group; `None` if the rank is alone.
-    group: Option<Arc<dyn Group>>,
+    group: Option<Arc<WatchedGroup>>,
     /// The group's stream, from its first use on.
     stream: Mutex<Option<Gpu>>,
     links: Links,
@@ -102,11 +102,8 @@ impl NcclComm {
     fn of(
         control: Arc<dyn Communicator>,
         world: Arc<World>,
-        group: Option<Arc<dyn Group>>,
+        group: Option<Arc<WatchedGroup>>,
     ) -> Result<Self, CommError> {
-        if let Some(group) = &group {
-            world.watchdog.add(group);
-        }
         let links = Links::new(&*control);
         Ok(Self {
             inner: Arc::new(Inner { control, world, group, stream: Mutex::default(), links }),
@@ -115,7 +112,7 @@ impl NcclComm {
 }
 
 impl World {
-    fn join(&self, control: &dyn Communicator, gpu: &Gpu) -> Result<Arc<dyn Group>, CommError> {
+    fn join(&self, control: &dyn Communicator, gpu: &Gpu) -> Result<Arc<WatchedGroup>, CommError> {
         let (rank, size) = (control.rank(), control.size());
         let mut id = [0; ID_BYTES];
         if rank == 0 {
@@ -123,8 +120,8 @@ impl World {
         }
         control.broadcast(&mut id, 0)?;
         let group = self.library.join(gpu, &id, size, rank);
-        let group: Arc<dyn Group> = self.or_fail("joining the world", group)?.into();
-        self.until_ready(&*group, control, &"joining the world")?;
+        let group = self.watchdog.add(self.or_fail("joining the world", group)?);
+        self.until_ready(&group, control, &"joining the world")?;
         Ok(group)
     }
 
@@ -136,7 +133,7 @@ impl World {
     /// Polls until a group is ready.
     fn until_ready(
         &self,
-        group: &dyn Group,
+        group: &WatchedGroup,
         control: &dyn Communicator,
         call: &dyn std::fmt::Display,
     ) -> Result<(), CommError> {
@@ -172,7 +169,7 @@ impl Inner {
     /// Queues a collective of all members; returns its result, still in flight.
     fn collective(
         &self,
-        group: &dyn Group,
+        group: &WatchedGroup,
         call: &Call,
         mut own: Box<dyn DeviceBuffer>,
     ) -> Result<Box<dyn DeviceBuffer>, CommError> {
@@ -205,7 +202,7 @@ impl Inner {
             self.world.or_fail(&call.to_string(), stream.wait(event))?;
         }
         self.queue(group, &stream, call, &transfers)?;
-        let done = self.done(group, &stream, call)?;
+        let done = self.done(&stream, call)?;
         match made {
             None => nccl_buffer.set_ready(done),
             Some(mut made) => {
@@ -221,7 +218,7 @@ impl Inner {
 
     fn queue(
         &self,
-        group: &dyn Group,
+        group: &WatchedGroup,
         stream: &Gpu,
         call: &Call,
         transfers: &[Transfer],
@@ -234,7 +231,7 @@ impl Inner {
     }
 
     /// The event after everything queued so far, watched from now on.
-    fn done(&self, _group: &dyn Group, stream: &Gpu, call: &Call) -> Result<Event, CommError> {
+    fn done(&self, stream: &Gpu, call: &Call) -> Result<Event, CommError> {
         let event = self.world.or_fail(&call.to_string(), stream.record())?;
         let (control, call) = (self.control.clone(), call.to_string());
         self.world.watchdog.note(Queued::new(event.clone(), control, call));
@@ -414,7 +411,7 @@ impl Communicator for NcclComm {
             }
             (_, None) => Ok(Box::new(Done { world, payload: Payload::Device(own) })),
             (_, Some(group)) => {
-                let buffer = inner.collective(&**group, &call, own)?;
+                let buffer = inner.collective(group, &call, own)?;
                 Ok(Box::new(Done { world, payload: Payload::Device(buffer) }))
             }
         }
@@ -437,10 +434,10 @@ impl Communicator for NcclComm {
         let call = format!("split `{name}` off `{}`", inner.control.group());
         let mine = (control.size() > 1).then_some(color);
         let made = world.or_fail(&call, group.split(mine, control.rank()))?;
-        world.until_ready(&**group, &*inner.control, &call)?;
-        let made: Option<Arc<dyn Group>> = made.map(Arc::from);
+        world.until_ready(group, &*inner.control, &call)?;
+        let made = made.map(|made| world.watchdog.add(made));
         if let Some(made) = &made {
-            world.until_ready(&**made, &*control, &call)?;
+            world.until_ready(made, &*control, &call)?;
         }
         Ok(Box::new(Self::of(control, world.clone(), made)?))
     }

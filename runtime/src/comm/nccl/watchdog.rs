@@ -6,6 +6,7 @@ use crate::device_error::DeviceError;
 use kernels::cuda::nccl::Group;
 use kernels::cuda::{Event, GpuError};
 use std::fmt::Display;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -115,12 +116,35 @@ impl Polling {
     }
 }
 
+/// A group that ends with its rank's failure: dropped after one, it is aborted, so that no queue
+/// waits for members that will not come.
+pub(super) struct WatchedGroup {
+    group: Box<dyn Group>,
+    state: Arc<WatchdogState>,
+}
+
+impl Deref for WatchedGroup {
+    type Target = dyn Group;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.group
+    }
+}
+
+impl Drop for WatchedGroup {
+    fn drop(&mut self) {
+        if self.state.failed() {
+            self.group.abort();
+        }
+    }
+}
+
 struct WatchdogState {
     control: Arc<dyn Communicator>,
     options: Options,
     failure: OnceLock<CommError>,
     queued: Mutex<Vec<Queued>>,
-    groups: Mutex<Vec<Weak<dyn Group>>>,
+    groups: Mutex<Vec<Weak<WatchedGroup>>>,
     closing: AtomicBool,
     calls: AtomicU64,
 }
@@ -157,9 +181,15 @@ impl Watchdog {
         self.shared.calls.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Adds a group to watch.
-    pub fn add(&self, group: &Arc<dyn Group>) {
-        lock(&self.shared.groups).push(Arc::downgrade(group));
+    /// Watches a group from now on. After a failure it is aborted at once.
+    pub fn add(&self, group: Box<dyn Group>) -> Arc<WatchedGroup> {
+        let group = Arc::new(WatchedGroup { group, state: self.shared.clone() });
+        let mut groups = lock(&self.shared.groups);
+        if self.shared.failure.get().is_some() {
+            group.abort();
+        }
+        groups.push(Arc::downgrade(&group));
+        group
     }
 
     /// Adds queued work to watch. Recorded work is watched as part of its recording instead.
@@ -196,7 +226,7 @@ impl WatchdogState {
             self.fail(error);
             return;
         }
-        let groups: Vec<Arc<dyn Group>> =
+        let groups: Vec<Arc<WatchedGroup>> =
             lock(&self.groups).iter().filter_map(Weak::upgrade).collect();
         for group in groups {
             if let Err(error) = group.is_ready() {
@@ -242,20 +272,21 @@ impl WatchdogState {
         self.fail(DeviceError(format!("{call}: {said}")).into())
     }
 
+    /// Whether this rank has failed, noticed or not.
+    fn failed(&self) -> bool {
+        self.failure.get().is_some() || self.control.health().is_err()
+    }
+
+    /// The failure can be seen only after everything is aborted: whoever sees it drops its groups.
     fn fail(&self, error: CommError) -> CommError {
-        let mut first = false;
-        let failure = self.failure.get_or_init(|| {
-            first = true;
-            error
-        });
-        if first {
-            if !matches!(failure, CommError::Aborted { .. }) {
-                self.control.abort(&failure.to_string());
+        let groups = lock(&self.groups);
+        if self.failure.get().is_none() {
+            if !matches!(error, CommError::Aborted { .. }) {
+                self.control.abort(&error.to_string());
             }
-            let groups = std::mem::take(&mut *lock(&self.groups));
             groups.iter().filter_map(Weak::upgrade).for_each(|group| group.abort());
         }
-        failure.clone()
+        self.failure.get_or_init(|| error).clone()
     }
 }
 
