@@ -6,7 +6,7 @@ use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
-use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
+use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window, Yarn};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{StageLayout, write_passes};
@@ -72,6 +72,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "paired": sizes.paired,
         "dropout_p": float(spec.dropout),
         "rope_theta": option(sizes.rotary.then(|| float(spec.numerics.rope_theta))),
+        "yarn": yarn(spec),
         "tied_table": option(
             spec.tied_embeddings.then(|| format!("{:?}.to_owned()", lowered.names.embedding()))
         ),
@@ -196,6 +197,18 @@ fn context_parallel(program: &Program) -> String {
     format!("ContextParallel {{ ranks: CP, ulysses: {ulysses}, exchange: Exchange::{exchange} }}")
 }
 
+/// How frequencies of rotary positions are stretched.
+fn yarn(model: &ModelSpec) -> String {
+    option(model.numerics.yarn.map(|yarn| {
+        let Yarn { factor, original_positions, beta_fast, beta_slow, truncate } = yarn;
+        let [factor, beta_fast, beta_slow] = [factor, beta_fast, beta_slow].map(float);
+        format!(
+            "Yarn {{ factor: {factor}, original_positions: {original_positions}.0, \
+             beta_fast: {beta_fast}, beta_slow: {beta_slow}, truncate: {truncate} }}"
+        )
+    }))
+}
+
 /// The kernel's activation, by its name in the library.
 fn activation(model: &ModelSpec) -> &'static str {
     let gelu = match model.numerics.gelu {
@@ -206,6 +219,7 @@ fn activation(model: &ModelSpec) -> &'static str {
         Activation::Relu => "Relu",
         Activation::SquaredRelu => "SquaredRelu",
         Activation::Swiglu => "Silu",
+        Activation::ClampedGeglu => "ClampedGelu",
         Activation::Gelu | Activation::Geglu => gelu,
     }
 }
@@ -222,7 +236,7 @@ fn attention(model: &ModelSpec) -> Value {
         }
     };
     json!({
-        "scale": float(model.numerics.query_pre_attn_scalar.powf(-0.5)),
+        "scale": float(model.numerics.score_scale()),
         "window": window,
         "soft_cap": option(attention.soft_cap.map(float)),
     })

@@ -38,7 +38,7 @@
 //! | [`rms_norm`] | `x[r,c] w[c] -> y[r,c], inverse_rms[r]` | `dx`; `dw +=` |
 //! | [`layer_norm`] | `x[r,c] w[c] bias[c] -> y, mean[r], inverse_std[r]` | `dx`; `dw, dbias +=` |
 //! | [`rope`] | in place on `x[t,heads,d]`; table `[t, 2, rotary/2]` | the inverse rotation |
-//! | [`activation`] | `y = f(x)`; gated `y = f(gate) up` | `dx`; `dgate, dup` |
+//! | [`activation`] | `y = f(x)`; gated `y = f(gate) g(up)` | `dx`; `dgate, dup` |
 //! | [`embedding`] | `ids[t], table[rows,h] -> out[t,h]` | `dtable +=` |
 //! | [`elementwise`] | `x[r,c] += bias[c]`, `y += x`, `y = a x`, sums | `dbias +=` column sums |
 //! | [`dropout`] | `y = x mask / (1 - p)` | the same function on `dy` |
@@ -46,6 +46,7 @@
 //! | [`adamw`] | weights and moments in place | |
 //! | [`transpose`] | `[a, b, inner] -> [b, a, inner]` | itself |
 //! | [`latent_heads`] | `up[t,heads,c+d] rotary[t,r] -> k[t,heads,c+r], v[t,heads,d]` | `dup`, `drotary` |
+//! | [`sinks`] | in place on `out[b,s,q,d]`, `lse[b,q,s]` with `sinks[q]` | `dsinks` by row |
 
 mod check;
 mod columns;
@@ -70,6 +71,7 @@ pub mod random;
 pub mod rms_norm;
 pub mod rope;
 pub mod routing;
+pub mod sinks;
 pub mod transpose;
 pub mod weighted_rows;
 

@@ -15,6 +15,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Pairing, Rope};
+use kernels::sinks::{self, Sinks};
 use kernels::transpose;
 use kernels::weighted_rows;
 use std::path::Path;
@@ -151,6 +152,12 @@ fn shapes(source: Source) -> Vec<Shape> {
                 )
             })
         }
+        "sinks" => each(storages, [()], |storage, ()| {
+            let of = Sinks { batch: 2, heads: 64, queries: TOKENS / 2, width: 64 };
+            let module = sinks::cuda::module(storage, &of, storage.pack(of.width));
+            let floors = vec![("sinks_apply", sinks::cuda::apply_floor(&of, storage))];
+            shape(format!("{} heads of {}", of.heads, of.width), module, floors)
+        }),
         "transpose" => each(storages, [1, 4], |storage, pack| {
             let floor = transpose::cuda::floor(TOKENS * 4096, storage);
             let floors = vec![("transpose_rows", floor), ("transpose_matrix", floor)];

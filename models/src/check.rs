@@ -174,11 +174,15 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
     let numerics = &model.numerics;
     let some = |cap: Option<f64>| cap.unwrap_or(1.0);
     let (moe, window) = (model.moe.as_ref(), model.attention.window);
+    let yarn = numerics.yarn.as_ref();
     let reals = [
         ("numerics.norm_eps", numerics.norm_eps, f64::MIN_POSITIVE, 1.0),
         ("numerics.rope_theta", numerics.rope_theta, 1.0, 1e12),
         ("numerics.query_pre_attn_scalar", numerics.query_pre_attn_scalar, f64::MIN_POSITIVE, 1e12),
         ("numerics.embedding_scale", numerics.embedding_scale, f64::MIN_POSITIVE, 1e12),
+        ("numerics.yarn.factor", yarn.map_or(1.0, |yarn| yarn.factor), 1.0, 1e6),
+        ("numerics.yarn.beta_fast", some(yarn.map(|yarn| yarn.beta_fast)), f64::MIN_POSITIVE, 1e6),
+        ("numerics.yarn.beta_slow", some(yarn.map(|yarn| yarn.beta_slow)), f64::MIN_POSITIVE, 1e6),
         ("attention.soft_cap", some(model.attention.soft_cap), f64::MIN_POSITIVE, 1e9),
         ("final_soft_cap", some(model.final_soft_cap), f64::MIN_POSITIVE, 1e9),
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
@@ -198,6 +202,9 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         let valid = format!("{least_in_words} to {most}");
         checks.that((least..=most).contains(&value), &format!("inputs.model.{name}"), value, valid);
     }
+    let positions = yarn.map_or(1, |yarn| yarn.original_positions);
+    let name = "inputs.model.numerics.yarn.original_positions";
+    checks.that(positions > 0, name, positions, "1 or more");
     let norms = model.norm.per_layer;
     checks.that([2, 4].contains(&norms), "inputs.model.norm.per_layer", norms, "2 or 4");
     let tokens = window.map_or(1, |window| window.tokens);

@@ -234,12 +234,12 @@ pub fn unsupported(model: &ModelSpec, d: &Decisions) -> Vec<Unsupported> {
 pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
     let mut refused = Refused::default();
     let attention = &model.attention;
-    if let Some(moe) = &model.moe {
-        refuse_mixtures(moe, &mut refused);
-    }
     let normed_heads = attention.mla.is_some() && attention.qk_norm;
     refused.unless(!normed_heads, "model.mla", "norms of heads", "latent attention without");
-    refused.unless(!attention.sinks, "model.sinks", "true", "false");
+    let sinks = attention.mla.is_some() && attention.sinks;
+    refused.unless(!sinks, "model.sinks", "true with latent attention", "false");
+    let stretched = attention.mla.is_some() && model.numerics.yarn.is_some();
+    refused.unless(!stretched, "model.yarn", "latent attention", "attention with whole heads");
     let unknown = &model.numerics.unknown;
     refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
     refused.0
@@ -270,11 +270,6 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
         None => refused.unless(d.ep == 1, "ep", d.ep, "1 for a dense model"),
     }
     refused.0
-}
-
-/// What mixtures of experts do that layers of the runtime do not.
-fn refuse_mixtures(moe: &Moe, refused: &mut Refused) {
-    refused.unless(!moe.biased, "model.moe", "experts with biases", "experts without");
 }
 
 /// Splits of experts that leave ranks unequal parts, or the same tokens on several.

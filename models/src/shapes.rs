@@ -36,12 +36,15 @@ pub fn layer(program: &Program, index: usize) -> Vec<Held> {
     if model.attention.out_bias {
         tensors.push(held("out bias", &[h]));
     }
+    if model.attention.sinks {
+        tensors.push(held("sinks", &[heads.heads]));
+    }
     if model.attention.qk_norm {
         tensors.extend(["q norm", "k norm"].map(|name| held(name, &[heads.qk_dim])));
     }
     tensors.extend(match (&model.moe, model.layer_kind(index).moe) {
         (Some(moe), true) => experts(program, moe),
-        _ => dense(model, model.mlp.ffn / tp),
+        _ => dense(model, model.mlp.ffn / tp, model.mlp.bias),
     });
     for _ in 0..model.norm.per_layer {
         tensors.extend(norm(model));
@@ -81,10 +84,12 @@ fn latent(model: &ModelSpec, mla: Mla, heads: &LocalHeads) -> Vec<Held> {
     tensors
 }
 
-/// A dense feed-forward block.
-fn dense(model: &ModelSpec, f: u64) -> Vec<Held> {
+/// A feed-forward block.
+fn dense(model: &ModelSpec, f: u64, bias: bool) -> Vec<Held> {
     let mut tensors = matrices(model, f);
-    if model.mlp.bias {
+    if bias {
+        let gate = model.mlp.activation.is_gated().then(|| held("gate bias", &[f]));
+        tensors.extend(gate);
         tensors.extend([held("up bias", &[f]), held("down bias", &[model.hidden])]);
     }
     tensors
@@ -100,11 +105,14 @@ fn matrices(model: &ModelSpec, f: u64) -> Vec<Held> {
 fn experts(program: &Program, moe: &Moe) -> Vec<Held> {
     let ExpertSplit { ep, etp } = program.experts.unwrap_or(ExpertSplit { ep: 1, etp: 1 });
     let mut tensors = vec![held("router", &[moe.experts, program.model.hidden])];
+    if moe.biased {
+        tensors.push(held("router bias", &[moe.experts]));
+    }
     if moe.router == Router::SigmoidBias {
         tensors.push(held("selection bias", &[moe.experts]));
     }
     for _ in 0..moe.experts / ep {
-        tensors.extend(matrices(&program.model, moe.ffn / etp));
+        tensors.extend(dense(&program.model, moe.ffn / etp, program.model.expert_bias()));
     }
     if moe.shared_ffn > 0 {
         tensors.extend(matrices(&program.model, moe.shared_ffn / program.mesh.tp));

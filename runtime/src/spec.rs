@@ -57,6 +57,8 @@ pub struct TrainerSpec {
     pub rotary_dim: usize,
     /// Base of the rotary embedding's frequencies, if positions are rotary.
     pub rope_theta: Option<f64>,
+    /// How they are stretched for longer sequences, if they are.
+    pub yarn: Option<kernels::rope::Yarn>,
     /// Dropout probability, 0 for none.
     pub dropout: f64,
     /// Name of the table that input and output layer share, if they share one.

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Run, Split, changed, check, compare, model, open, train, train_program};
 use direct::Direct;
-use models::decisions::{MoeOverlap, Offload};
-use models::model::{ExpertChoice, ModelSpec, Router};
+use models::decisions::{CpStyle, MoeOverlap, Offload};
+use models::model::{Activation, ExpertChoice, ModelSpec, Router, Window, Yarn};
 use models::program::Recompute;
 use models::schedule::ScheduleName;
 use runtime::comm::{Options, run_ranks};
@@ -13,7 +13,7 @@ use runtime::state::checkpoint::Checkpoint;
 use runtime::{Host, Rank};
 use std::collections::BTreeMap;
 
-const CASES: [&str; 3] = ["mixtral", "qwen3_moe", "deepseek_v3"];
+const CASES: [&str; 4] = ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"];
 
 #[test]
 fn pytorchs_twenty_steps() {
@@ -63,7 +63,7 @@ fn all_rows_to_the_same_experts() {
         // All scores are equal, so that every row goes to the first experts: other experts get
         // none, nor do the ranks that hold them.
         let path = changed(case, |name, values| {
-            if name.contains(".gate.") {
+            if name.contains(".gate.") || name.contains(".router.") {
                 values.fill(0.0);
             }
         });
@@ -126,6 +126,41 @@ fn shared_experts_and_groups() {
     }
 }
 
+/// gpt-oss's layers: sinks, biases of experts and routers, a clamped activation, stretched positions.
+fn with_sinks_and_biases() -> ModelSpec {
+    let mut model = model("qwen3_moe");
+    (model.attention.sinks, model.attention.qkv_bias, model.attention.out_bias) =
+        (true, true, true);
+    model.attention.window = Some(Window { tokens: 5, full_every: Some(2) });
+    model.mlp.activation = Activation::ClampedGeglu;
+    model.moe.as_mut().unwrap().biased = true;
+    model.numerics.yarn = Some(Yarn {
+        factor: 8.0,
+        original_positions: 16,
+        beta_fast: 4.0,
+        beta_slow: 1.0,
+        truncate: false,
+    });
+    model
+}
+
+#[test]
+fn sinks_and_biases() {
+    let (model, samples) = (with_sinks_and_biases(), open("qwen3_moe"));
+    let run =
+        |split: &Split| train_program::<f64>(&split.program(&model), split, 2, None, &*samples);
+    let reference = run(&Split::default());
+    let chunks = in_chunks(MoeOverlap::Ampipe, 2);
+    let rings = [CpStyle::Ring, CpStyle::Zigzag, CpStyle::AllGather, CpStyle::Ulysses];
+    let rings = rings.map(|cp_style| {
+        let cp_ulysses = if cp_style == CpStyle::Ulysses { 2 } else { 1 };
+        Split { cp: 2, cp_style, cp_ulysses, ..Split::default() }
+    });
+    for split in splits().into_iter().chain(chunks).chain(rings) {
+        compare(&format!("{split:?}"), &run(&split), &reference);
+    }
+}
+
 /// The splits that cut rows into chunks.
 fn in_chunks(moe_overlap: MoeOverlap, chunks: usize) -> Vec<Split> {
     let one =
@@ -179,7 +214,7 @@ fn chunks_change_no_bit_but_of_named_sums() {
                 let what = format!("{case}, {overlap:?} in {chunks}");
                 assert_eq!(cut.losses[0].to_bits(), whole.losses[0].to_bits(), "{what}");
                 let is_sum = |name: &str| {
-                    let of_mixture = [".experts.", ".gate.", ".shared_experts."];
+                    let of_mixture = [".experts.", ".gate.", ".router.", ".shared_experts."];
                     of_mixture.iter().any(|part| name.contains(part))
                         || overlap == MoeOverlap::Ampipe && name.contains("layers.")
                         || overlap == MoeOverlap::Ampipe && name.contains("embed")

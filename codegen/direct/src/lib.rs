@@ -13,6 +13,7 @@ use models::decisions::{CpStyle, DpReduction, Offload};
 use models::formulas::flops::training_flops;
 use models::model::Positions;
 use models::program::Program;
+use runtime::kernels::rope::Yarn;
 use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
@@ -89,6 +90,13 @@ impl<D: Device> Stages<D> for Direct {
             value_dim: self.lowered.sizes.value_dim as usize,
             rotary_dim: self.lowered.sizes.rotary_dim as usize,
             rope_theta: (model.positions == Positions::Rope).then_some(model.numerics.rope_theta),
+            yarn: model.numerics.yarn.map(|yarn| Yarn {
+                factor: yarn.factor,
+                original_positions: yarn.original_positions as f64,
+                beta_fast: yarn.beta_fast,
+                beta_slow: yarn.beta_slow,
+                truncate: yarn.truncate,
+            }),
             dropout: model.dropout,
             tied_table: model.tied_embeddings.then(|| self.lowered.names.embedding().to_owned()),
             training_flops: training_flops(models::layer::forward_flops(model, tokens)),

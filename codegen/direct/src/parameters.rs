@@ -117,17 +117,21 @@ impl Declared<'_> {
             FieldKind::RowBias { tensor } => {
                 Field::Bias(ops::RowBias::declare(&self.name(tensor), hidden, split, inventory))
             }
-            FieldKind::Router { tensor } => {
+            FieldKind::Router { tensor, bias } => {
                 let moe = model.moe.as_ref().expect("routers are of mixtures of experts");
                 let (name, routing, layer) = (self.name(tensor), routing(moe), self.layer());
                 let deviation = sizes.deviation;
                 let router = ops::Router::declare(
                     &name, layer, hidden, routing, deviation, split, inventory,
                 );
+                let router = match bias {
+                    true => router.with_bias(&name, split, inventory),
+                    false => router,
+                };
                 Field::Router(ops::Router { capacity_factor: moe.capacity_factor, ..router })
             }
-            FieldKind::Experts { tensor, outputs, inputs } => {
-                Field::Experts(self.experts(tensor, [*outputs, *inputs], inventory))
+            FieldKind::Experts { tensor, bias, outputs, inputs } => {
+                Field::Experts(self.experts(tensor, *bias, [*outputs, *inputs], inventory))
             }
             FieldKind::HeadNorm { tensor } => {
                 let kind = ops::NormKind::Rms { eps: sizes.norm.eps, unit_offset: false };
@@ -135,7 +139,11 @@ impl Declared<'_> {
                 let split = sizes.tp > 1;
                 Field::Norm(ops::Norm::declare(&name, columns, kind, split, inventory))
             }
-            FieldKind::Attention | FieldKind::LatentAttention => {
+            FieldKind::Attention { sinks: Some(sinks) } => {
+                let core = self.attention(model);
+                Field::Attention(core.with_sinks(&self.name(sinks), inventory))
+            }
+            FieldKind::Attention { sinks: None } | FieldKind::LatentAttention => {
                 Field::Attention(self.attention(model))
             }
             FieldKind::Tokens => {
@@ -170,6 +178,7 @@ impl Declared<'_> {
     fn experts(
         &self,
         tensor: &str,
+        bias: bool,
         [outputs, inputs]: [Width; 2],
         inventory: &mut Inventory,
     ) -> ops::ExpertLinear {
@@ -178,7 +187,10 @@ impl Declared<'_> {
         let prefix = self.name(TensorNames::experts(tensors));
         let of_stream = outputs == Width::Hidden;
         let deviation = if of_stream { sizes.stream_deviation } else { sizes.deviation };
-        let matrix = |n: usize| ops::Matrix::named(format!("{prefix}{n}.{tensor}"), deviation);
+        let matrix = |n: usize| {
+            let plain = ops::Matrix::named(format!("{prefix}{n}.{tensor}"), deviation);
+            ops::Matrix { bias, ..plain }
+        };
         let shape = [outputs, inputs].map(|width| sizes.whole(width).0 as usize);
         let all = sizes.experts[0] as usize;
         match of_stream {
@@ -233,10 +245,11 @@ impl Declared<'_> {
                 rotary: mla.rope_dim as usize,
                 value: mla.value_dim as usize,
             }),
-            scale: model.numerics.query_pre_attn_scalar.powf(-0.5),
+            scale: model.numerics.score_scale(),
             window: window.map(|window| window.tokens as usize),
             soft_cap: attention.soft_cap,
             place: codegen::lower::dropout_place(index, 0),
+            sinks: None,
         }
     }
 
@@ -337,6 +350,7 @@ pub fn activation(model: &ModelSpec) -> Activation {
         model::Activation::Relu => Activation::Relu,
         model::Activation::SquaredRelu => Activation::SquaredRelu,
         model::Activation::Swiglu => Activation::Silu,
+        model::Activation::ClampedGeglu => Activation::ClampedGelu,
         model::Activation::Gelu | model::Activation::Geglu => gelu,
     }
 }

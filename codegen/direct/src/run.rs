@@ -700,6 +700,7 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Op::LinearWeights { .. }
             | Op::ExpertWeights { .. }
+            | Op::SinkWeights { .. }
             | Op::BiasWeights { .. }
             | Op::NormWeights { .. }
             | Op::TokenWeights { .. }
@@ -719,6 +720,11 @@ impl<'a, D: Device> Run<'a, D> {
             }
             Op::ExpertWeights { field, x, dy } => {
                 self.experts(field).weights(self.received(x), self.received(dy))
+            }
+            Op::SinkWeights { field, chunk, a, lse, dy } => {
+                let chunk = chunk.map(|_| self.chunk(chunk));
+                let made = (&**self.get(a), self.wide(lse));
+                self.attention(field).sink_weights(self.ctx, chunk, made, self.get(dy))
             }
             Op::BiasWeights { field, dy } => self.bias(field).weights(self.get(dy)),
             Op::NormWeights { field, x, statistics, dy } => {

@@ -84,7 +84,8 @@ impl Attention {
         let with_bias = model.attention.out_bias && b.sizes.tp == 1;
         let of = Matrix { adds_to_stream: true, ..Matrix::plain(out, names, with_bias) };
         let out = b.field("out", FieldKind::Row { matrix: of, inputs: Width::Query });
-        let core = b.field("attention", FieldKind::Attention);
+        let sinks = model.attention.sinks.then(|| names.sinks());
+        let core = b.field("attention", FieldKind::Attention { sinks });
         Self { how: How::Projected(Projections { q, k, v, norms }), core, out }
     }
 
@@ -155,6 +156,7 @@ impl Attention {
             let (name, width) = each.next().expect("three gradients");
             b.value(name, b.sizes.behind(width))
         });
+        self.backward_sinks(b, [a, lse], da);
         b.push(Op::AttentionBackward { field, saved: [q, k, v, a, lse], dy: da, to });
         let mut each = to.into_iter().zip(names).zip(self.widths());
         let to = std::array::from_fn(|_| {
@@ -164,6 +166,14 @@ impl Attention {
         let (dh, mut weights) = self.backward_projections(b, of, to);
         weights.insert(0, LaterWeights { field: self.out, x: Some(attended.a), dy });
         (dh, weights)
+    }
+
+    /// The gradient of the sinks, if there are any, from that of attention's output.
+    fn backward_sinks(&self, b: &mut Builder<'_>, [a, lse]: [Value; 2], dy: Value) {
+        let (field, chunk) = (self.core, b.chunk);
+        if b.has_sinks(field) {
+            b.push(Op::SinkWeights { field, chunk, a, lse, dy });
+        }
     }
 
     /// The gradient of attention's output, from that of the block's.
@@ -211,6 +221,7 @@ impl Attention {
         b.push(Op::LinearWeights { field: self.out, x: attended.a, dy });
         let [q, k, v] = of.heads;
         let [a, lse] = attended.behind;
+        self.backward_sinks(b, [a, lse], dy_of_core);
         let (field, saved, dy) = (self.core, [q, k, v, a, lse], dy_of_core);
         let of = Type::AttentionSums;
         b.whole("sums", of, |to| Op::AddToSums { field, chunk, saved, dy, sums, to })

@@ -34,6 +34,11 @@ impl<'a> Builder<'a> {
         self.fields.len() - 1
     }
 
+    /// Whether a field is an attention with sinks.
+    pub fn has_sinks(&self, field: FieldIndex) -> bool {
+        matches!(self.fields[field].kind, FieldKind::Attention { sinks: Some(_) })
+    }
+
     /// A value of all rows, or of the chunk that is open, whose number ends its name.
     pub fn value(&mut self, name: impl Into<String>, of: Type) -> Value {
         let name = match self.chunk {

@@ -214,8 +214,11 @@ pub enum FieldKind {
         /// Its name, without `.weight`.
         tensor: &'static str,
     },
-    /// The core of attention, which has no parameters.
-    Attention,
+    /// The core of attention, which has no parameters but sinks.
+    Attention {
+        /// The tensor of sinks, if there are any.
+        sinks: Option<&'static str>,
+    },
     /// Rows of a matrix from the stream's width to a latent vector, whole on every rank.
     Down {
         /// The matrix.
@@ -247,11 +250,15 @@ pub enum FieldKind {
     Router {
         /// Its name, without `.weight`.
         tensor: &'static str,
+        /// Whether its logits have a bias.
+        bias: bool,
     },
     /// A matrix of each of this rank's experts.
     Experts {
         /// The name within an expert, without `.weight`.
         tensor: &'static str,
+        /// Whether it has a bias.
+        bias: bool,
         /// Widths of its result and of its input.
         outputs: Width,
         /// See `outputs`.

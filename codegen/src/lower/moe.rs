@@ -61,14 +61,16 @@ impl Moe {
     pub(super) fn fields(b: &mut Builder<'_>, model: &ModelSpec) -> Self {
         let tensors = model.moe.as_ref().map(|moe| moe.tensors).unwrap_or_default();
         let [gate, up, down] = TensorNames::expert(tensors);
-        let router = FieldKind::Router { tensor: TensorNames::router(tensors) };
+        let bias = model.moe.as_ref().is_some_and(|moe| moe.biased);
+        let router = FieldKind::Router { tensor: TensorNames::router(tensors), bias };
         let router = b.field("router", router);
         let (inner, hidden) = (Width::ExpertFfn, Width::Hidden);
-        let into = |tensor| FieldKind::Experts { tensor, outputs: inner, inputs: hidden };
+        let bias = model.expert_bias();
+        let into = |tensor| FieldKind::Experts { tensor, bias, outputs: inner, inputs: hidden };
         let gated = model.mlp.activation.is_gated();
         let gate = gated.then(|| b.field("expert_gate", into(gate)));
         let up = b.field("expert_up", into(up));
-        let out = FieldKind::Experts { tensor: down, outputs: hidden, inputs: inner };
+        let out = FieldKind::Experts { tensor: down, bias, outputs: hidden, inputs: inner };
         let down = b.field("expert_down", out);
         let has_losses = model.moe.as_ref().is_some_and(models::model::Moe::has_losses);
         Self { router, gate, up, down, has_losses }

@@ -129,18 +129,24 @@ impl TensorNames {
         ["self_attn.q_norm", "self_attn.k_norm"]
     }
 
+    /// Logits that attention counts beside its keys' (gpt-oss).
+    pub fn sinks(self) -> &'static str {
+        "self_attn.sinks"
+    }
+
     /// The router of a mixture of experts.
     pub fn router(experts: ExpertTensors) -> &'static str {
         match experts {
             ExpertTensors::Mlp => "mlp.gate",
             ExpertTensors::BlockSparseMoe => "block_sparse_moe.gate",
+            ExpertTensors::MlpRouter => "mlp.router",
         }
     }
 
     /// Projections of an expert: gate, up, down.
     pub fn expert(experts: ExpertTensors) -> [&'static str; 3] {
         match experts {
-            ExpertTensors::Mlp => ["gate_proj", "up_proj", "down_proj"],
+            ExpertTensors::Mlp | ExpertTensors::MlpRouter => ["gate_proj", "up_proj", "down_proj"],
             ExpertTensors::BlockSparseMoe => ["w1", "w3", "w2"],
         }
     }
@@ -148,7 +154,7 @@ impl TensorNames {
     /// What the names of a layer's experts begin with; the expert's number and a dot follow.
     pub fn experts(experts: ExpertTensors) -> &'static str {
         match experts {
-            ExpertTensors::Mlp => "mlp.experts.",
+            ExpertTensors::Mlp | ExpertTensors::MlpRouter => "mlp.experts.",
             ExpertTensors::BlockSparseMoe => "block_sparse_moe.experts.",
         }
     }

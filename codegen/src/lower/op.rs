@@ -381,6 +381,15 @@ pub enum Op {
         dy: Value,
         to: [Value; 3],
     },
+    /// Gradient of the logits that attention counts beside its keys', from its output, log-sum-exp
+    /// and gradient.
+    SinkWeights {
+        field: FieldIndex,
+        chunk: Option<u64>,
+        a: Value,
+        lse: Value,
+        dy: Value,
+    },
     ActivateBackward {
         x: Value,
         dy: Value,
@@ -505,6 +514,7 @@ impl Op {
             | Self::ActivateBackward { to, .. }
             | Self::NormBackward { to, .. } => vec![to],
             Self::NoteLoad { .. }
+            | Self::SinkWeights { .. }
             | Self::LinearWeights { .. }
             | Self::ExpertWeights { .. }
             | Self::BiasWeights { .. }
@@ -579,6 +589,7 @@ impl Op {
                 vec![dy, x]
             }
             Self::AttentionBackward { saved, dy, .. } => saved.into_iter().chain([dy]).collect(),
+            Self::SinkWeights { a, lse, dy, .. } => vec![a, lse, dy],
             Self::ActivateBackward { x, dy, .. }
             | Self::LinearWeights { x, dy, .. }
             | Self::ExpertWeights { x, dy, .. } => {
@@ -608,6 +619,7 @@ impl Op {
             | Self::AddExpertBackward { field, .. }
             | Self::RouteBackward { field, .. }
             | Self::ExpertWeights { field, .. }
+            | Self::SinkWeights { field, .. }
             | Self::AddBias { field, .. }
             | Self::Rotate { field, .. }
             | Self::RotateBack { field, .. }

@@ -136,7 +136,9 @@ fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
         segment.fields.iter().any(|field| matches!(field.kind, FieldKind::Experts { .. }));
     if let Some(moe) = printer.lowered.program.model.moe.as_ref().filter(|_| has_experts) {
         let experts = TensorNames::experts(moe.tensors);
-        lines.push(format!("let experts = name(\"{experts}\");"));
+        lines.push(format!(
+            "let expert = |n: usize, tensor: &str| name(&format!(\"{experts}{{n}}.{{tensor}}\"));"
+        ));
     }
     lines
 }
@@ -240,27 +242,42 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             let items: Vec<String> = items.into_iter().chain(["inventory".to_owned()]).collect();
             listed(FIELDS, &format!("{name}: HeadNorm::declare("), &items, "),")
         }
-        FieldKind::Attention | FieldKind::LatentAttention => {
-            let latent = if matches!(field.kind, FieldKind::Attention) { "" } else { "Latent" };
-            one(match sizes.ulysses {
-                1 => format!("{latent}Attention::new(Self::attention(number))"),
-                _ => format!("{latent}Attention::behind(Self::attention(number), ULYSSES)"),
-            })
+        FieldKind::Attention { .. } | FieldKind::LatentAttention => {
+            let latent = if field.kind == FieldKind::LatentAttention { "Latent" } else { "" };
+            let (call, ulysses) = match sizes.ulysses {
+                1 => ("new", ""),
+                _ => ("behind", ", ULYSSES"),
+            };
+            let mut lines = vec![format!(
+                "{name}: {latent}Attention::{call}(Self::attention(number){ulysses}),"
+            )];
+            if let FieldKind::Attention { sinks: Some(tensor) } = field.kind {
+                let core = "    Self::attention(number).with_sinks";
+                lines = vec![
+                    format!("{name}: Attention::{call}("),
+                    format!("{core}(&name(\"{tensor}\"), inventory){ulysses},"),
+                    "),".to_owned(),
+                ];
+            }
+            lines
         }
-        FieldKind::Router { tensor } => {
+        FieldKind::Router { tensor, bias } => {
             let name_of = format!("&name(\"{tensor}\")");
             let items =
                 [&name_of, "number", "ROUTING", "CAPACITY_FACTOR", "DEVIATION", "inventory"];
             let items = items.map(str::to_owned);
-            listed(FIELDS, &format!("{name}: Router::declare("), &items, "),")
+            let more = format!(").with_bias({name_of}, inventory),");
+            let end = if *bias { &more } else { ")," };
+            listed(FIELDS, &format!("{name}: Router::declare("), &items, end)
         }
-        FieldKind::Experts { tensor, outputs, .. } => {
+        FieldKind::Experts { tensor, bias, outputs, .. } => {
             let (how, deviation) = match outputs {
                 Width::Hidden => ("columns", "STREAM_DEVIATION"),
                 _ => ("rows", "DEVIATION"),
             };
-            let names = format!("[&experts, \"{tensor}\"]");
-            let items = ["EXPERTS", &names, deviation, "inventory"].map(str::to_owned);
+            let bias = if *bias { ".with_bias()" } else { "" };
+            let matrix = format!("|n| Matrix::named(expert(n, \"{tensor}\"), {deviation}){bias}");
+            let items = ["EXPERTS", &matrix, "inventory"].map(str::to_owned);
             listed(FIELDS, &format!("{name}: Experts::declare_{how}("), &items, "),")
         }
         FieldKind::Tokens

@@ -355,6 +355,13 @@ impl<'a> Statements<'a> {
                 let (call, wait) = self.around("backward");
                 format!("let ({to}) = self.{}.{call}(ctx, ({saved}), &{}){wait};", f(field), n(dy))
             }
+            Op::SinkWeights { field, chunk, a, lse, dy } => {
+                let chunk = chunk.map_or("None".to_owned(), |of| format!("Some(CHUNK[{of}])"));
+                let (field, a, lse, dy) = (f(field), n(a), n(lse), n(dy));
+                format!(
+                    "gradients.add(self.{field}.sink_weights(ctx, {chunk}, (&{a}, &{lse}), &{dy}));"
+                )
+            }
             Op::ActivateBackward { x, dy, to } if self.is_received(x) => format!(
                 "let {} = Received::activate_backward(ctx, ACTIVATION, &{}, &{});",
                 n(to),

@@ -119,13 +119,15 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             (format!("HeadNorm<{placement}, HEAD_DIM>"), String::new())
         }
-        FieldKind::Attention | FieldKind::LatentAttention => {
+        FieldKind::Attention { .. } | FieldKind::LatentAttention => {
             let placement = if tp { "Columns<Tp>" } else { "Whole" };
             let [all, own] = sizes.heads;
             let heads = if tp { format!("{own} of {all} heads") } else { String::new() };
             let name = match (kind, sizes.ulysses) {
-                (FieldKind::Attention, 1) => "Attention<PLACEMENT, QUERY, KEY_VALUE>",
-                (FieldKind::Attention, _) => "Attention<PLACEMENT, QUERY_BEHIND, KEY_VALUE_BEHIND>",
+                (FieldKind::Attention { .. }, 1) => "Attention<PLACEMENT, QUERY, KEY_VALUE>",
+                (FieldKind::Attention { .. }, _) => {
+                    "Attention<PLACEMENT, QUERY_BEHIND, KEY_VALUE_BEHIND>"
+                }
                 (_, 1) => "LatentAttention<PLACEMENT, QUERY, VALUE>",
                 (_, _) => "LatentAttention<PLACEMENT, QUERY_BEHIND, VALUE_BEHIND>",
             };

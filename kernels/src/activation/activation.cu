@@ -1,7 +1,8 @@
 // Activations; the contract is in mod.rs. One thread for each pack; `elements` is a multiple of
 // PACK.
 //
-// Compile-time constants: KIND (0 ReLU, 1 squared ReLU, 2 GELU by tanh, 3 GELU by erf, 4 SiLU).
+// Compile-time constants: KIND (0 ReLU, 1 squared ReLU, 2 GELU by tanh, 3 GELU by erf, 4 SiLU, 5
+// clamped GELU).
 // Floor: plain reads x (backward dy too) and writes one tensor; gated reads gate and up (backward
 // dy too) and writes one (backward two).
 
@@ -22,8 +23,27 @@ __device__ __forceinline__ float value(float x) {
   return x * gelu_gate(x);
 #elif KIND == 3
   return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-#else
+#elif KIND == 4
   return x * sigmoid(x);
+#else
+  const float m = fminf(x, 7.0f);
+  return m * sigmoid(1.702f * m);
+#endif
+}
+
+__device__ __forceinline__ float factor(float up) {
+#if KIND == 5
+  return 1.0f + fmaxf(-7.0f, fminf(up, 7.0f));
+#else
+  return up;
+#endif
+}
+
+__device__ __forceinline__ bool passes(float up) {
+#if KIND == 5
+  return up >= -7.0f && up <= 7.0f;
+#else
+  return true;
 #endif
 }
 
@@ -37,9 +57,12 @@ __device__ __forceinline__ float derivative(float x) {
   return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 0.134145f * x * x);
 #elif KIND == 3
   return 0.5f * (1.0f + erff(x * 0.7071067811865476f)) + x * 0.3989422804014327f * exp_of(-0.5f * x * x);
-#else
+#elif KIND == 4
   const float s = sigmoid(x);
   return s * (1.0f + x * (1.0f - s));
+#else
+  const float s = sigmoid(1.702f * x);
+  return x > 7.0f ? 0.0f : s * (1.0f + 1.702f * x * (1.0f - s));
 #endif
 }
 
@@ -69,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   store(dx + start, g);
 }
 
-// y = f(gate) up.
+// y = f(gate) g(up).
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_gated_forward(const stored* __restrict__ gate, const stored* __restrict__ up, stored* __restrict__ y,
                              u64 elements) {
@@ -79,11 +102,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   load(gate + start, a);
   load(up + start, b);
 #pragma unroll
-  for (int i = 0; i < PACK; ++i) a[i] = value(a[i]) * b[i];
+  for (int i = 0; i < PACK; ++i) a[i] = value(a[i]) * factor(b[i]);
   store(y + start, a);
 }
 
-// dgate = dy up f'(gate), dup = dy f(gate).
+// dgate = dy g(up) f'(gate), dup = dy f(gate) g'(up).
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_gated_backward(const stored* __restrict__ gate, const stored* __restrict__ up,
                               const stored* __restrict__ dy, stored* __restrict__ dgate, stored* __restrict__ dup,
@@ -96,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   load(dy + start, g);
 #pragma unroll
   for (int i = 0; i < PACK; ++i) {
-    const float through = g[i] * value(a[i]);
-    b[i] *= g[i] * derivative(a[i]);
+    const float through = passes(b[i]) ? g[i] * value(a[i]) : 0.0f;
+    b[i] = factor(b[i]) * (g[i] * derivative(a[i]));
     a[i] = through;
   }
   store(dgate + start, b);

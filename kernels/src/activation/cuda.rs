@@ -13,6 +13,7 @@ pub fn module(storage: Storage, activation: Activation, pack: usize) -> Module {
         Activation::GeluTanh => 2.0,
         Activation::GeluErf => 3.0,
         Activation::Silu => 4.0,
+        Activation::ClampedGelu => 5.0,
     };
     Module::new("activation", storage, pack, THREADS, vec![("KIND", kind)])
 }
@@ -60,7 +61,7 @@ pub fn backward<S: Stored>(
     gpu.launch(&module.over(x.len(), "activation_backward", arguments))
 }
 
-/// `y = f(gate) up`.
+/// `y = f(gate) g(up)`.
 ///
 /// # Errors
 /// As [`forward`].
@@ -79,7 +80,7 @@ pub fn gated_forward<S: Stored>(
     gpu.launch(&module.over(gate.len(), "activation_gated_forward", arguments))
 }
 
-/// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
+/// `dgate = dy g(up) f'(gate)`, `dup = dy f(gate) g'(up)`.
 ///
 /// # Errors
 /// As [`forward`].

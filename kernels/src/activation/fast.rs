@@ -1,6 +1,6 @@
 //! Vectorised, with blocks of elements on threads. The match over `f` is outside the loops.
 
-use super::{Activation, CUBIC, SQRT_2_OVER_PI};
+use super::{Activation, BOUND, CUBIC, LOGISTIC, SQRT_2_OVER_PI};
 use crate::simd::{BLOCK, vectorized};
 use crate::{Cpu, Real};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
@@ -9,6 +9,12 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 trait Function: Send + Sync {
     /// `f(x)` and `f'(x)`.
     fn both<T: Real>(x: T) -> (T, T);
+
+    /// `g(up)` and `g'(up)`.
+    #[inline(always)]
+    fn factor<T: Real>(up: T) -> (T, T) {
+        (up, T::ONE)
+    }
 }
 
 struct Relu;
@@ -16,6 +22,7 @@ struct SquaredRelu;
 struct GeluTanh;
 struct GeluErf;
 struct Silu;
+struct ClampedGelu;
 
 impl Function for Relu {
     #[inline(always)]
@@ -64,6 +71,25 @@ impl Function for Silu {
     }
 }
 
+impl Function for ClampedGelu {
+    #[inline(always)]
+    fn both<T: Real>(x: T) -> (T, T) {
+        let (bound, rate) = (T::from_f64(BOUND), T::from_f64(LOGISTIC));
+        let m = if x > bound { bound } else { x };
+        let s = logistic(rate * m);
+        let slope = s.fma(rate * m * (T::ONE - s), s);
+        (m * s, if x > bound { T::ZERO } else { slope })
+    }
+
+    #[inline(always)]
+    fn factor<T: Real>(up: T) -> (T, T) {
+        let bound = T::from_f64(BOUND);
+        let below = if up > bound { bound } else { up };
+        let within = if below < -bound { -bound } else { below };
+        (T::ONE + within, if within == up { T::ONE } else { T::ZERO })
+    }
+}
+
 #[inline(always)]
 fn logistic<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + (-x).vexp())
@@ -78,6 +104,7 @@ macro_rules! of {
             Activation::GeluTanh => $function::<T, GeluTanh>($($argument),*),
             Activation::GeluErf => $function::<T, GeluErf>($($argument),*),
             Activation::Silu => $function::<T, Silu>($($argument),*),
+            Activation::ClampedGelu => $function::<T, ClampedGelu>($($argument),*),
         }
     };
 }
@@ -122,7 +149,7 @@ vectorized! {
     }
 }
 
-/// `y = f(gate) up`.
+/// `y = f(gate) g(up)`.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -144,12 +171,12 @@ pub fn gated_forward<T: Real>(
 vectorized! {
     fn gated_forward_block<T: Real, F: Function>(gate: &'a [T], up: &'a [T], y: &'a mut [T]) {
         for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-            *y = F::both(gate).0 * up;
+            *y = F::both(gate).0 * F::factor(up).0;
         }
     }
 }
 
-/// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
+/// `dgate = dy g(up) f'(gate)`, `dup = dy f(gate) g'(up)`.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -176,9 +203,9 @@ vectorized! {
     ) {
         let read = gate.iter().zip(up).zip(dy);
         for (((&gate, &up), &dy), (dgate, dup)) in read.zip(dgate.iter_mut().zip(dup)) {
-            let (value, slope) = F::both(gate);
-            *dgate = dy * up * slope;
-            *dup = dy * value;
+            let ((value, slope), (factor, slope_of_factor)) = (F::both(gate), F::factor(up));
+            *dgate = dy * factor * slope;
+            *dup = dy * value * slope_of_factor;
         }
     }
 }

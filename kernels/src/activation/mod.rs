@@ -1,8 +1,10 @@
-//! Activations: plain `y = f(x)` and gated `y = f(gate) up`. All tensors of a call have the same
+//! Activations: plain `y = f(x)` and gated `y = f(gate) g(up)`. All tensors of a call have the same
 //! length.
 //!
-//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`); Shazeer
-//! 2020. The backward pass recomputes `f` from its input, so the product need not be saved.
+//! The gated ones are SwiGLU (`Silu`), GEGLU (`GeluTanh`, `GeluErf`) and ReGLU (`Relu`), where `g`
+//! is the identity (Shazeer 2020), and the clamped one of gpt-oss (`ClampedGelu`; model card, arXiv
+//! 2508.10925, section 2.2). The backward pass recomputes `f` and `g` from their inputs, so the
+//! product need not be saved.
 
 pub mod cuda;
 mod fast;
@@ -16,6 +18,11 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 /// Cubic coefficient of GELU's approximation.
 const CUBIC: f64 = 0.044_715;
+/// Coefficient of GELU's approximation by a logistic function (Hendrycks and Gimpel 2016, section
+/// 2).
+const LOGISTIC: f64 = 1.702;
+/// Bound of [`Activation::ClampedGelu`]'s inputs.
+const BOUND: f64 = 7.0;
 
 /// The function `f`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +37,20 @@ pub enum Activation {
     GeluErf,
     /// `x / (1 + e^-x)`.
     Silu,
+    /// `m / (1 + e^(-1.702 m))` for `m = min(x, 7)`; gated, `g` is `1 + max(-7, min(up, 7))`.
+    ClampedGelu,
 }
 
 impl Activation {
     /// All activations.
-    pub const ALL: [Self; 5] =
-        [Self::Relu, Self::SquaredRelu, Self::GeluTanh, Self::GeluErf, Self::Silu];
+    pub const ALL: [Self; 6] = [
+        Self::Relu,
+        Self::SquaredRelu,
+        Self::GeluTanh,
+        Self::GeluErf,
+        Self::Silu,
+        Self::ClampedGelu,
+    ];
 }
 
 #[track_caller]

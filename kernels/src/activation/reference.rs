@@ -1,6 +1,6 @@
 //! Element by element, in f64.
 
-use super::{Activation, CUBIC, SQRT_2_OVER_PI};
+use super::{Activation, BOUND, CUBIC, LOGISTIC, SQRT_2_OVER_PI};
 use crate::{Cpu, Real};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -27,7 +27,7 @@ pub fn backward<T: Real>(_cpu: &Cpu, activation: Activation, x: &[T], dy: &[T], 
     }
 }
 
-/// `y = f(gate) up`.
+/// `y = f(gate) g(up)`.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -41,11 +41,11 @@ pub fn gated_forward<T: Real>(
     crate::check::length("up", up.len(), gate.len());
     crate::check::length("y", y.len(), gate.len());
     for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-        *y = T::from_f64(value(activation, gate.to_f64()) * up.to_f64());
+        *y = T::from_f64(value(activation, gate.to_f64()) * factor(activation, up.to_f64()));
     }
 }
 
-/// `dgate = dy up f'(gate)`, `dup = dy f(gate)`.
+/// `dgate = dy g(up) f'(gate)`, `dup = dy f(gate) g'(up)`.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -61,8 +61,9 @@ pub fn gated_backward<T: Real>(
     super::check_gated(gate.len(), [up.len(), dy.len(), dgate.len(), dup.len()]);
     for at in 0..gate.len() {
         let (gate, up, dy) = (gate[at].to_f64(), up[at].to_f64(), dy[at].to_f64());
-        dgate[at] = T::from_f64(dy * up * derivative(activation, gate));
-        dup[at] = T::from_f64(dy * value(activation, gate));
+        dgate[at] = T::from_f64(dy * factor(activation, up) * derivative(activation, gate));
+        let passes = activation != Activation::ClampedGelu || up.abs() <= BOUND;
+        dup[at] = T::from_f64(if passes { dy * value(activation, gate) } else { 0.0 });
     }
 }
 
@@ -73,6 +74,14 @@ fn value(activation: Activation, x: f64) -> f64 {
         Activation::GeluTanh => 0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + CUBIC * x * x * x)).tanh()),
         Activation::GeluErf => 0.5 * x * (1.0 + libm::erf(x * FRAC_1_SQRT_2)),
         Activation::Silu => x * sigmoid(x),
+        Activation::ClampedGelu => x.min(BOUND) * sigmoid(LOGISTIC * x.min(BOUND)),
+    }
+}
+
+fn factor(activation: Activation, up: f64) -> f64 {
+    match activation {
+        Activation::ClampedGelu => 1.0 + up.clamp(-BOUND, BOUND),
+        _ => up,
     }
 }
 
@@ -90,6 +99,11 @@ fn derivative(activation: Activation, x: f64) -> f64 {
             0.5 * (1.0 + libm::erf(x * FRAC_1_SQRT_2)) + x * density
         }
         Activation::Silu => sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x))),
+        Activation::ClampedGelu if x > BOUND => 0.0,
+        Activation::ClampedGelu => {
+            let s = sigmoid(LOGISTIC * x);
+            s * (1.0 + LOGISTIC * x * (1.0 - s))
+        }
     }
 }
 

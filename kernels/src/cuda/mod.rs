@@ -115,6 +115,7 @@ sources!(
     "random": "random/random.cu";
     "rms_norm": "rms_norm/rms_norm.cu";
     "rope": "rope/rope.cu";
+    "sinks": "sinks/sinks.cu";
     "transpose": "transpose/transpose.cu";
     "weighted_rows": "weighted_rows/weighted_rows.cu";
 );

@@ -66,6 +66,48 @@ impl Rope {
     }
 }
 
+/// YaRN's stretching of frequencies (arXiv 2309.00071, section 3.2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// What slow frequencies are divided by.
+    pub factor: f64,
+    /// Positions before stretching.
+    pub original_positions: f64,
+    /// Rotations over those from which on a frequency is kept.
+    pub beta_fast: f64,
+    /// Rotations up to which it is divided.
+    pub beta_slow: f64,
+    /// Whether the mixed range is widened to whole pairs of elements.
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// The stretched frequencies. Between the limits the share of the divided frequency grows
+    /// linearly with a frequency's number.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn inverse_frequencies(&self, theta: f64, rotary_dim: usize) -> Vec<f64> {
+        let dim = rotary_dim as f64;
+        // The number of the frequency that rotates this often: solved from theta^(-2 j / dim).
+        let number = |rotations: f64| {
+            let per_position = self.original_positions / (rotations * std::f64::consts::TAU);
+            dim * per_position.ln() / (2.0 * theta.ln())
+        };
+        let (mut first, mut last) = (number(self.beta_fast), number(self.beta_slow));
+        if self.truncate {
+            (first, last) = (first.floor(), last.ceil());
+        }
+        (first, last) = (first.max(0.0), last.min(dim - 1.0));
+        // As the authors' code has it, so that a range of one frequency has no slope of infinity.
+        let width = if first == last { 1e-3 } else { last - first };
+        let mixed = |(j, kept): (usize, f64)| {
+            let divided = ((j as f64 - first) / width).clamp(0.0, 1.0);
+            kept / self.factor * divided + kept * (1.0 - divided)
+        };
+        inverse_frequencies(theta, rotary_dim).into_iter().enumerate().map(mixed).collect()
+    }
+}
+
 /// The unscaled frequencies, `theta^(-2 j / rotary_dim)` for `j < rotary_dim / 2`. Scaled variants
 /// pass their own to [`fill_table`].
 #[must_use]

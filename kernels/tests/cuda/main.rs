@@ -44,5 +44,5 @@ macro_rules! on_the_machine {
 on_the_machine!(
     rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
     transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
-    fused_attention weighted_rows latent_heads
+    fused_attention weighted_rows latent_heads sinks
 );

@@ -14,6 +14,7 @@ use kernels::layer_norm::LayerNorm;
 use kernels::random::{Stream, GlobalIndices};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
+use kernels::sinks::Sinks;
 use kernels::Output;
 
 #[test]
@@ -162,14 +163,23 @@ fn activations_forward() {
         (Activation::GeluTanh, [-0.003637392081773019, -0.15428599017485609, 1.1177142029697147]),
         (Activation::GeluErf, [-0.0040496940948902835, -0.15426876936299344, 1.117937782916431]),
         (Activation::Silu, [-0.14227761953270035, -0.18877033439907273, 0.9716248264683639]),
+        (Activation::ClampedGelu, [-0.01807130970778597, -0.14961156339361988, 1.1169343014431693]),
     ];
     for (f, want) in known {
         let mut y = poison(3);
         activation::forward(&cpu(), f, &x, &mut y);
         close(&format!("{f:?}"), &y, &want, 1e-14);
         activation::gated_forward(&cpu(), f, &x, &[2.0; 3], &mut y);
-        close(&format!("{f:?} gated"), &y, &want.map(|y| 2.0 * y), 1e-14);
+        let factor = if f == Activation::ClampedGelu { 3.0 } else { 2.0 };
+        close(&format!("{f:?} gated"), &y, &want.map(|y| factor * y), 1e-14);
     }
+    // Beyond the bounds, where slopes are 0.
+    let (at_bound, [mut y, mut dgate, mut dup]) = (6.999_953_128_303_317, [(); 3].map(|()| poison(2)));
+    let (gate, up) = ([8.0, 1e3], [9.0, -7.5]);
+    activation::gated_forward(&cpu(), Activation::ClampedGelu, &gate, &up, &mut y);
+    close("clamped", &y, &[8.0 * at_bound, -6.0 * at_bound], 1e-14);
+    activation::gated_backward(&cpu(), Activation::ClampedGelu, &gate, &up, &[1.0; 2], &mut dgate, &mut dup);
+    assert_eq!((dgate, dup), (vec![0.0; 2], vec![0.0; 2]));
 }
 
 #[test]
@@ -322,6 +332,37 @@ fn attention_backward() {
             close("twice", got, &once.iter().map(|x| 2.0 * x).collect::<Vec<_>>(), 1e-13);
         }
     }
+}
+
+/// Attention without sinks and their correction, differentiated together.
+#[test]
+fn attention_with_sinks() {
+    let a = Attention { v_dim: 3, window: Some(4), ..Attention::causal(2, 7, 4, 2, 5) };
+    let of = Sinks { batch: 2, heads: 4, queries: 7, width: 3 };
+    let (q, k) = (normal(1, a.q_elements()), normal(2, a.k_elements()));
+    let (v, dout) = (normal(3, a.v_elements()), normal(4, a.out_elements()));
+    let logits = normal(5, 4);
+    let run = |q: &[f64], k: &[f64], v: &[f64], logits: &[f64]| {
+        let (mut out, mut lse) = (poison(a.out_elements()), poison(a.lse_elements()));
+        spec::attention::forward(&cpu(), &a, q, k, v, &mut out, &mut lse);
+        let mut new = poison(lse.len());
+        sinks::apply(&cpu(), &of, logits, &lse, &mut new, &mut out);
+        (out, new)
+    };
+    let (out, lse) = run(&q, &k, &v, &logits);
+    let (mut dq, mut dk, mut dv) = (poison(q.len()), poison(k.len()), poison(v.len()));
+    let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
+    let mut gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+    attention::backward(&cpu(), &a, &saved, &dout, &mut gradients, Output::Overwrite);
+    let rows = out.chunks_exact(3).zip(dout.chunks_exact(3));
+    let mut by_row: Vec<f64> = rows.map(|(out, dout)| dot(out, dout)).collect();
+    sinks::gradient(&cpu(), &of, &logits, &lse, &mut by_row);
+    let mut dlogits = vec![0.0; 4];
+    by_row.iter().enumerate().for_each(|(n, x)| dlogits[n % 4] += x);
+    differences("dq", &q, &dq, |q| dot(&run(q, &k, &v, &logits).0, &dout));
+    differences("dk", &k, &dk, |k| dot(&run(&q, k, &v, &logits).0, &dout));
+    differences("dv", &v, &dv, |v| dot(&run(&q, &k, v, &logits).0, &dout));
+    differences("sinks", &logits, &dlogits, |logits| dot(&run(&q, &k, &v, logits).0, &dout));
 }
 
 /// The formula with all scores at once, written out for one head.

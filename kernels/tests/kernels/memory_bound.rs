@@ -9,10 +9,11 @@ use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::{Pairing, Rope, inverse_frequencies};
+use kernels::sinks::Sinks;
 use kernels::{Output, Real};
 use kernels::{
     activation, dropout, elementwise, embedding, latent_heads, layer_norm, random, rms_norm, rope,
-    transpose, weighted_rows,
+    sinks, transpose, weighted_rows,
 };
 use proptest::prelude::*;
 
@@ -121,6 +122,14 @@ fn heads_of_latents<T: Real>(of: &LatentHeads) {
     both!(T, "dup, drotary", tolerance::<T>(), latent_heads::split(of, &dk, &dv; up, shared));
 }
 
+fn extra_logits<T: Real>(of: &Sinks) {
+    let rows = of.rows();
+    let (logits, lse) = (normal::<T>(1, of.heads), normal::<T>(2, rows));
+    let tolerance = tolerance::<T>();
+    both!(T, "sinks", tolerance, sinks::apply(of, &logits, &lse; rows, rows * of.width));
+    both!(T, "dsinks", tolerance, sinks::gradient(of, &logits, &lse; rows));
+}
+
 fn embeddings<T: Real>(tokens: usize, columns: usize, rows: usize, first_row: usize) {
     let e = Embedding { tokens, columns, rows, first_row, scale: 1.25 };
     let ids = integers(1, tokens, -1..(rows + first_row + 3) as i64);
@@ -192,6 +201,13 @@ proptest! {
         let of = LatentHeads { tokens, heads, content, rotary, value };
         heads_of_latents::<f64>(&of);
         heads_of_latents::<f32>(&of);
+    }
+
+    #[test]
+    fn sinks_are_the_reference(batch in 1usize..4, heads in 1usize..20, queries in 1usize..100, width in 1usize..40) {
+        let of = Sinks { batch, heads, queries, width };
+        extra_logits::<f64>(&of);
+        extra_logits::<f32>(&of);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use serde_yaml::{Location, Spanned};
 
 use super::params;
-use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
+use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow, RawYarn};
 use super::spec::{
     Activation, Attention, AuxOver, ExpertChoice, Gelu, MAX_IMBALANCE, Mla, Mlp, ModelSpec, Moe,
-    Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window,
+    Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window, Yarn,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
@@ -422,6 +422,7 @@ fn numerics(
             |x| (1.0..=1e12).contains(&x),
             "valid: 1 or more, for example 10000",
         )?,
+        yarn: raw.yarn.as_ref().map(|yarn| stretched(check, yarn)).transpose()?,
         query_pre_attn_scalar: check.real(
             "query_pre_attn_scalar",
             &raw.query_pre_attn_scalar,
@@ -439,6 +440,30 @@ fn numerics(
         gelu: or(&raw.gelu, Gelu::Tanh),
         unknown: raw.unknown.clone(),
     })
+}
+
+fn stretched(check: &Checker<'_>, raw: &RawYarn) -> Result<Yarn, InputError> {
+    let from_one = |x: f64| (1.0..=1e6).contains(&x);
+    let positive = |x: f64| x > 0.0 && x <= 1e6;
+    let help = "valid: 1 or more, for example 32";
+    let beta = |name, given, default, help| check.real(name, given, default, positive, help);
+    let yarn = Yarn {
+        factor: check.number("factor", &raw.factor, from_one, help)?,
+        original_positions: check.count(
+            "original_positions",
+            &raw.original_positions,
+            MAX_SEQUENCE,
+        )?,
+        beta_fast: beta("beta_fast", &raw.beta_fast, 32.0, "valid: above 0, for example 32")?,
+        beta_slow: beta("beta_slow", &raw.beta_slow, 1.0, "valid: above 0, for example 1")?,
+        truncate: or(&raw.truncate, true),
+    };
+    match &raw.beta_slow {
+        Some(given) if yarn.beta_slow >= yarn.beta_fast => {
+            Err(check.refuse("beta_slow", given, &format!("valid: below {}", yarn.beta_fast)))
+        }
+        _ => Ok(yarn),
+    }
 }
 
 /// A value, or its default.

@@ -11,13 +11,23 @@ use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use serde_yaml::{Location, Spanned};
 
-use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow};
+use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow, RawYarn};
 use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, NormKind, Router};
 use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
-const SUPPORTED: [&str; 9] =
-    ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "mixtral", "deepseek_v3", "gpt2"];
+const SUPPORTED: [&str; 10] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "mixtral",
+    "deepseek_v3",
+    "gpt2",
+    "gpt_oss",
+];
 
 /// A value that may be missing (use the class's default) or null (switched off).
 type OrNull<T> = Option<Maybe<T>>;
@@ -77,6 +87,8 @@ pub(super) struct HfConfig {
     output_router_logits: Maybe<bool>,
     router_aux_loss_coef: Maybe<f64>,
     router_jitter_noise: Maybe<f64>,
+    experts_per_token: Maybe<u64>,
+    swiglu_limit: Maybe<f64>,
     q_lora_rank: Maybe<u64>,
     kv_lora_rank: Maybe<u64>,
     qk_nope_head_dim: Maybe<u64>,
@@ -89,7 +101,7 @@ pub(super) struct HfConfig {
     query_pre_attn_scalar: Maybe<f64>,
     partial_rotary_factor: Maybe<f64>,
     rope_interleave: Maybe<bool>,
-    rope_scaling: Option<IgnoredAny>,
+    rope_scaling: Option<RopeScaling>,
     rope_parameters: Option<IgnoredAny>,
     quantization_config: Option<IgnoredAny>,
     add_cross_attention: Maybe<bool>,
@@ -98,9 +110,24 @@ pub(super) struct HfConfig {
     scale_attn_by_inverse_layer_idx: Maybe<bool>,
 }
 
+/// How RoPE's frequencies are scaled; what is not YaRN is only named.
+#[derive(Clone, Debug, Deserialize)]
+struct RopeScaling {
+    #[serde(alias = "type")]
+    rope_type: Maybe<String>,
+    factor: Maybe<f64>,
+    original_max_position_embeddings: Maybe<u64>,
+    beta_fast: Maybe<f64>,
+    beta_slow: Maybe<f64>,
+    truncate: Maybe<bool>,
+    mscale: Option<IgnoredAny>,
+    mscale_all_dim: Option<IgnoredAny>,
+    attention_factor: Option<IgnoredAny>,
+}
+
 /// Keys of the supported architectures without effect here: those that name and run a checkpoint,
 /// generate text with it, or initialise it.
-const WITHOUT_EFFECT: [&str; 79] = [
+const WITHOUT_EFFECT: [&str; 80] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
@@ -130,6 +157,7 @@ const WITHOUT_EFFECT: [&str; 79] = [
     "forced_eos_token_id",
     "gradient_checkpointing",
     "id2label",
+    "initial_context_length",
     "initializer_range",
     "is_decoder",
     "label2id",
@@ -273,6 +301,7 @@ pub(super) fn raw_model(source: &Source, config: &HfConfig) -> Result<RawModel, 
         "mixtral" => reader.mixtral(),
         "deepseek_v3" => reader.deepseek_v3(),
         "gpt2" => reader.gpt2(),
+        "gpt_oss" => reader.gpt_oss(),
         other => Err(reader.unsupported(other)),
     }
 }
@@ -330,6 +359,7 @@ impl Reader<'_> {
             assumptions: self.grouped_query_assumption(),
             norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-6)),
             rope_theta: config.rope_theta.clone(),
+            yarn: self.yarn(),
             gelu: implied(self.gelu()),
             unknown: self.unknown(),
             ..RawModel::new(
@@ -446,6 +476,59 @@ impl Reader<'_> {
         })
     }
 
+    /// Sinks, biases everywhere, a clamped activation, every other layer windowed, YaRN. Its
+    /// activation's bound and rate are constants of the architecture's code.
+    fn gpt_oss(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let limit = config.swiglu_limit.as_ref();
+        if let Some(limit) = limit.filter(|limit| limit.value != 7.0) {
+            let message = format!("`swiglu_limit` cannot be {}", limit.value);
+            return Err(self.error(limit, message).help("valid: 7"));
+        }
+        let moe = RawMoe {
+            top_k: match (&config.num_experts_per_tok, &config.experts_per_token) {
+                (None, Some(given)) => given.clone(),
+                (given, _) => self.need("num_experts_per_tok", given)?,
+            },
+            renormalised: implied(true),
+            biased: implied(true),
+            tensors: ExpertTensors::MlpRouter,
+            ..self.experts("num_local_experts", &config.num_local_experts)?
+        };
+        let every = self.full_every()?.unwrap_or_else(|| implied(2));
+        let bias = config.attention_bias.clone().or_else(|| implied(true));
+        let raw = self.llama_like(false)?;
+        Ok(RawModel {
+            activation: Some(unplaced(Activation::ClampedGeglu)),
+            head_dim: raw.head_dim.clone().or_else(|| implied(64)),
+            window: self.window(implied(128), every),
+            sinks: implied(true),
+            qkv_bias: bias.clone(),
+            out_bias: bias,
+            norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
+            rope_theta: config.rope_theta.clone().or_else(|| implied(150_000.0)),
+            moe: Some(moe),
+            ..raw
+        })
+    }
+
+    /// The scaling of RoPE's frequencies, if it is YaRN as in the paper.
+    fn yarn(&self) -> Option<RawYarn> {
+        let scaling = self.config.rope_scaling.as_ref()?;
+        let other = [&scaling.mscale, &scaling.mscale_all_dim, &scaling.attention_factor];
+        let plain = other.into_iter().all(Option::is_none);
+        let is_yarn = scaling.rope_type.as_ref().is_some_and(|kind| kind.value == "yarn");
+        let positions = scaling.original_max_position_embeddings.as_ref();
+        (plain && is_yarn).then_some(())?;
+        Some(RawYarn {
+            factor: scaling.factor.clone()?,
+            original_positions: positions.or(self.config.max_position_embeddings.as_ref())?.clone(),
+            beta_fast: scaling.beta_fast.clone(),
+            beta_slow: scaling.beta_slow.clone(),
+            truncate: scaling.truncate.clone(),
+        })
+    }
+
     /// Learned positions, LayerNorm, biases everywhere, tied, one ungated block.
     fn gpt2(&self) -> Result<RawModel, InputError> {
         let config = self.config;
@@ -530,7 +613,7 @@ impl Reader<'_> {
         let config = self.config;
         let is = |flag: &Maybe<bool>, value: bool| flag.as_ref().is_some_and(|f| f.value == value);
         let known = [
-            ("rope_scaling", config.rope_scaling.is_none()),
+            ("rope_scaling", config.rope_scaling.is_none() || self.yarn().is_some()),
             ("rope_parameters", config.rope_parameters.is_none()),
             ("rope_interleave: false", !is(&config.rope_interleave, false)),
             (

@@ -46,8 +46,8 @@ pub fn layer(spec: &ModelSpec, kind: LayerKind) -> LayerParams {
     let (attention_matrices, attention_replicated) = attention(spec);
     let norms = spec.norm.per_layer * norm(spec);
     let (mlp_matrices, mlp_replicated) = match moe {
-        Some(moe) => dense(spec, moe.shared_ffn),
-        None => dense(spec, spec.mlp.ffn),
+        Some(moe) => dense(spec, moe.shared_ffn, spec.mlp.bias),
+        None => dense(spec, spec.mlp.ffn, spec.mlp.bias),
     };
     LayerParams {
         attention_matrices,
@@ -78,12 +78,13 @@ fn attention(spec: &ModelSpec) -> (u64, u64) {
     (matrices, whole + out_bias + qk_norm)
 }
 
-/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, and QKV biases (Ainslie et al. 2023, section 2.2;
+/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, QKV biases, and sinks `a` (Ainslie et al. 2023, section 2.2;
 /// multi-head attention is `k = a`).
 fn grouped_query(spec: &ModelSpec) -> u64 {
     let query = spec.attention.heads * spec.attention.head_dim;
     let bias = if spec.attention.qkv_bias { query } else { 0 };
-    2 * spec.hidden * query + bias + key_value(spec)
+    let sinks = if spec.attention.sinks { spec.attention.heads } else { 0 };
+    2 * spec.hidden * query + bias + key_value(spec) + sinks
 }
 
 /// K and V projections with their biases: `2·(h + 1)·kd`. A tensor-parallel degree above `k` holds
@@ -124,24 +125,24 @@ pub fn attention_total(spec: &ModelSpec) -> u64 {
 
 /// A feed-forward block of width `ffn`: `2hf`, gated `3hf`; biases `f` a matrix in, `h` for the one
 /// out (Shazeer 2020, section 2).
-fn dense(spec: &ModelSpec, ffn: u64) -> (u64, u64) {
+fn dense(spec: &ModelSpec, ffn: u64, bias: bool) -> (u64, u64) {
     let matrices_in = if spec.mlp.activation.is_gated() { 2 } else { 1 };
     let weights = (matrices_in + 1) * spec.hidden * ffn;
-    let biased = spec.mlp.bias && ffn > 0;
+    let biased = bias && ffn > 0;
     if biased { (weights + matrices_in * ffn, spec.hidden) } else { (weights, 0) }
 }
 
 /// One routed expert.
 pub fn expert(spec: &ModelSpec, moe: &Moe) -> u64 {
-    let (matrices, whole) = dense(spec, moe.ffn);
+    let (matrices, whole) = dense(spec, moe.ffn, spec.expert_bias());
     matrices + whole
 }
 
-/// Router: `h·E`; a selection bias adds `E` (DeepSeek-V3, section 2.1.2). The bias has no gradient,
-/// but is stored and counted like a parameter, as in the published checkpoints.
+/// Router: `h·E`; a bias adds `E`, and so does a selection bias (DeepSeek-V3, section 2.1.2). That
+/// has no gradient, but is stored and counted like a parameter, as in the published checkpoints.
 fn router(spec: &ModelSpec, moe: &Moe) -> u64 {
-    let bias = if moe.router == Router::SigmoidBias { moe.experts } else { 0 };
-    spec.hidden * moe.experts + bias
+    let biases = u64::from(moe.biased) + u64::from(moe.router == Router::SigmoidBias);
+    (spec.hidden + biases) * moe.experts
 }
 
 /// One norm: scale, and for LayerNorm shift.

@@ -38,6 +38,7 @@ pub(super) struct RawModel {
     pub norm_eps: Maybe<f64>,
     pub norm_unit_offset: Maybe<bool>,
     pub rope_theta: Maybe<f64>,
+    pub yarn: Option<RawYarn>,
     pub query_pre_attn_scalar: Maybe<f64>,
     pub embedding_scale: Maybe<f64>,
     pub gelu: Maybe<Gelu>,
@@ -90,6 +91,7 @@ impl RawModel {
             norm_eps: None,
             norm_unit_offset: None,
             rope_theta: None,
+            yarn: None,
             query_pre_attn_scalar: None,
             embedding_scale: None,
             gelu: None,
@@ -117,6 +119,16 @@ pub(super) enum RawPositions {
 pub(super) struct RawWindow {
     pub tokens: Spanned<u64>,
     pub full_every: Maybe<u64>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawYarn {
+    pub factor: Spanned<f64>,
+    pub original_positions: Spanned<u64>,
+    pub beta_fast: Maybe<f64>,
+    pub beta_slow: Maybe<f64>,
+    pub truncate: Maybe<bool>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

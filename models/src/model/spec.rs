@@ -54,6 +54,9 @@ pub struct Numerics {
     pub norm_unit_offset: bool,
     /// Base of RoPE's frequencies.
     pub rope_theta: f64,
+    /// How they are stretched for longer sequences, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<Yarn>,
     /// Attention scores are divided by the root of this; most models: the width of a head.
     pub query_pre_attn_scalar: f64,
     /// Factor of the embedding; 1 in most models, √h in Gemma's.
@@ -63,6 +66,40 @@ pub struct Numerics {
     /// Requests of the model's file that cannot be computed, in words; empty for models that can be
     /// trained.
     pub unknown: Vec<String>,
+}
+
+impl Numerics {
+    /// Factor of attention's scores.
+    pub fn score_scale(&self) -> f64 {
+        let stretched = self.yarn.as_ref().map_or(1.0, Yarn::score_factor);
+        self.query_pre_attn_scalar.powf(-0.5) * stretched
+    }
+}
+
+/// YaRN: RoPE's slow frequencies are divided by a factor, its fast ones are kept, and those between
+/// are mixed (arXiv 2309.00071, section 3.2). The mixture is linear in a frequency's number, as in
+/// the authors' code.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Yarn {
+    /// The factor: longest sequence over the longest before.
+    pub factor: f64,
+    /// Longest sequence before.
+    pub original_positions: u64,
+    /// Rotations over that length from which on a frequency is kept.
+    pub beta_fast: f64,
+    /// Rotations up to which it is divided.
+    pub beta_slow: f64,
+    /// Whether the mixed range is widened to whole pairs of elements.
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// Factor of attention's scores: queries and keys are lengthened by its root (arXiv 2309.00071,
+    /// equation 22).
+    pub fn score_factor(&self) -> f64 {
+        (0.1 * self.factor.max(1.0).ln() + 1.0).powi(2)
+    }
 }
 
 /// The two forms of GELU in use (Hendrycks and Gimpel 2016, section 2).
@@ -93,8 +130,7 @@ pub struct Attention {
     pub out_bias: bool,
     /// RMSNorm over each query and key head (Qwen 3).
     pub qk_norm: bool,
-    /// A learned logit for each head that every softmax counts beside its keys' (gpt-oss). Only its
-    /// time is modelled.
+    /// A learned logit for each head that every softmax counts beside its keys' (gpt-oss).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sinks: bool,
     /// `tanh` cap on attention scores (Gemma 2).
@@ -154,12 +190,14 @@ pub enum Activation {
     Swiglu,
     /// GELU-gated (Gemma).
     Geglu,
+    /// Gated by GELU's logistic approximation, with bounds on both inputs (gpt-oss).
+    ClampedGeglu,
 }
 
 impl Activation {
     /// Gated activations have a gate and an up projection: three matrices a block instead of two.
     pub fn is_gated(self) -> bool {
-        matches!(self, Self::Swiglu | Self::Geglu)
+        matches!(self, Self::Swiglu | Self::Geglu | Self::ClampedGeglu)
     }
 }
 
@@ -200,8 +238,8 @@ pub struct Moe {
     /// What that loss counts, and the router's other loss.
     #[serde(default, skip_serializing_if = "RouterLosses::is_usual")]
     pub losses: RouterLosses,
-    /// Whether experts have biases, and clamp the inputs of their activation (gpt-oss). Priced but
-    /// not trained: no runtime layer has either.
+    /// Whether the experts and their router have biases (gpt-oss). The time of a clamped activation
+    /// is counted with them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub biased: bool,
 }
@@ -289,6 +327,9 @@ pub enum ExpertTensors {
     Mlp,
     /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`: Mixtral.
     BlockSparseMoe,
+    /// `mlp.router`, `mlp.experts.0.gate_proj`: gpt-oss, whose own checkpoints hold all experts of
+    /// a layer in one quantised tensor. Nothing here reads those.
+    MlpRouter,
 }
 
 impl ExpertTensors {
@@ -351,6 +392,11 @@ pub struct LayerKind {
 }
 
 impl ModelSpec {
+    /// Whether routed experts have biases.
+    pub fn expert_bias(&self) -> bool {
+        self.mlp.bias || self.moe.as_ref().is_some_and(|moe| moe.biased)
+    }
+
     /// Kind of layer `index` (0-based).
     pub fn layer_kind(&self, index: usize) -> LayerKind {
         let moe = self.moe.as_ref().is_some_and(|moe| {

@@ -50,6 +50,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         value_dim: HIDDEN,
         rotary_dim: HIDDEN,
         rope_theta: None,
+        yarn: None,
         dropout: 0.0,
         tied_table: None,
         training_flops: 0.0,

@@ -15,6 +15,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
+use kernels::sinks::{self, Sinks};
 use kernels::{Cpu, Output, elementwise, transpose, weighted_rows};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -171,6 +172,10 @@ impl<T: Scalar> Device for Host<T> {
 
     fn bias_gradient(&self, dy: &[T], dbias: &mut [T]) {
         elementwise::bias_gradient(&self.cpu, dy, dbias);
+    }
+
+    fn sum_rows(&self, x: &[T], sums: &mut [T]) {
+        elementwise::bias_gradient(&self.cpu, x, sums);
     }
 
     fn add(&self, x: &[T], y: &mut [T]) {
@@ -461,6 +466,14 @@ impl<T: Scalar> Device for Host<T> {
         drotary: &mut [T],
     ) {
         latent_heads::split(&self.cpu, of, dk, dv, dup, drotary);
+    }
+
+    fn sinks(&self, of: &Sinks, sinks: &[T], lse: &[T], new: &mut [T], out: &mut [T]) {
+        sinks::apply(&self.cpu, of, sinks, lse, new, out);
+    }
+
+    fn sinks_gradient(&self, of: &Sinks, sinks: &[T], new: &[T], by_row: &mut [T]) {
+        sinks::gradient(&self.cpu, of, sinks, new, by_row);
     }
 
     fn scale_rows(&self, w: &[T], x: &[T], y: &mut [T]) {

@@ -18,6 +18,7 @@ use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
+use kernels::sinks::Sinks;
 
 /// What is read, in f32.
 fn wide(x: &[bf16]) -> Vec<f32> {
@@ -66,6 +67,10 @@ impl Device for Host<bf16, f32> {
     fn bias_gradient(&self, dy: &[bf16], dbias: &mut [f32]) {
         let dy = wide(dy);
         self.exact().bias_gradient(&dy, dbias);
+    }
+
+    fn sum_rows(&self, x: &[f32], sums: &mut [f32]) {
+        self.exact().sum_rows(x, sums);
     }
 
     fn add(&self, x: &[bf16], y: &mut [bf16]) {
@@ -306,6 +311,15 @@ impl Device for Host<bf16, f32> {
         rounded(dup, |dup| {
             rounded(drotary, |sums| self.exact().split_latent_heads(of, &dk, &dv, dup, sums));
         });
+    }
+
+    fn sinks(&self, of: &Sinks, sinks: &[bf16], lse: &[f32], new: &mut [f32], out: &mut [bf16]) {
+        let sinks = wide(sinks);
+        rounded(out, |out| self.exact().sinks(of, &sinks, lse, new, out));
+    }
+
+    fn sinks_gradient(&self, of: &Sinks, sinks: &[bf16], new: &[f32], by_row: &mut [f32]) {
+        self.exact().sinks_gradient(of, &wide(sinks), new, by_row);
     }
 
     fn scale_rows(&self, w: &[f32], x: &[bf16], y: &mut [bf16]) {

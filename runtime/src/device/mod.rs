@@ -42,6 +42,7 @@ use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::RmsNorm;
 use kernels::rope::Rope;
+use kernels::sinks::Sinks;
 
 /// Input of attention's backward pass; see [`kernels::attention::Saved`].
 pub struct Saved<'a, D: Space> {
@@ -154,6 +155,9 @@ pub trait Device: Space {
 
     /// `dbias += sum of rows of dy`
     fn bias_gradient(&self, dy: Stored<'_, Self>, dbias: WideMut<'_, Self>);
+
+    /// The same of numbers as wide as gradients: `sums += sum of rows of x`.
+    fn sum_rows(&self, x: Wide<'_, Self>, sums: WideMut<'_, Self>);
 
     /// `y += x`
     fn add(&self, x: Stored<'_, Self>, y: StoredMut<'_, Self>);
@@ -330,6 +334,25 @@ pub trait Device: Space {
         dv: Stored<'_, Self>,
         dup: StoredMut<'_, Self>,
         drotary: StoredMut<'_, Self>,
+    );
+
+    /// [`kernels::sinks::apply`]
+    fn sinks(
+        &self,
+        of: &Sinks,
+        sinks: Stored<'_, Self>,
+        lse: Wide<'_, Self>,
+        new: WideMut<'_, Self>,
+        out: StoredMut<'_, Self>,
+    );
+
+    /// [`kernels::sinks::gradient`]
+    fn sinks_gradient(
+        &self,
+        of: &Sinks,
+        sinks: Stored<'_, Self>,
+        new: Wide<'_, Self>,
+        by_row: WideMut<'_, Self>,
     );
 
     /// [`kernels::weighted_rows::scale`]

@@ -4,7 +4,7 @@ use super::placement::HeadPlacement;
 use super::tensor::{LogSumExp, Tensor};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{self, AttentionSaved, Chunk, Context};
+use crate::ops::{self, AttentionSaved, Chunk, Context, WeightWork};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
@@ -79,6 +79,21 @@ impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: 
         let columns = core.columns_behind(ulysses);
         assert!(columns == [Q, K, V, O], "heads have {columns:?} columns, not {:?}", [Q, K, V, O]);
         Self { core, placement: PhantomData }
+    }
+
+    /// The gradient of the sinks, from the output of `R` queries, its log-sum-exp, and its gradient.
+    ///
+    /// # Panics
+    /// There are no sinks.
+    #[track_caller]
+    pub fn sink_weights<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        chunk: Option<Chunk>,
+        (a, lse): (&Tensor<D, P, R, O>, &LogSumExp<D>),
+        da: &Tensor<D, P, R, O>,
+    ) -> WeightWork<D> {
+        self.core.sink_weights(ctx, chunk, (a.buffer(), &lse.0), da.buffer())
     }
 
     /// Exchanges the queries of this rank's tokens for those of fewer heads.

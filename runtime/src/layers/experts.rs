@@ -69,6 +69,12 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         Self { router, placement: PhantomData }
     }
 
+    /// The same router with a bias of its logits.
+    #[must_use]
+    pub fn with_bias(self, name: &str, inventory: &mut Inventory) -> Self {
+        Self { router: self.router.with_bias(name, P::SPLIT, inventory), ..self }
+    }
+
     /// Chooses the experts of each row, and tells the ranks that have them how many copies come.
     ///
     /// # Errors
@@ -295,27 +301,23 @@ impl<D: Device, const C: usize> Received<D, C> {
 
 impl<const IN: usize, const OUT: usize> Experts<IN, OUT> {
     /// Declares this rank's experts of `all`, whose rows of outputs the tensor-parallel ranks of an
-    /// expert divide. The matrix of expert `n` is called `{prefix}{n}.{tensor}`.
+    /// expert divide. `matrix` gives that of an expert.
     pub fn declare_rows(
         all: usize,
-        [prefix, tensor]: [&str; 2],
-        deviation: f64,
+        matrix: impl Fn(usize) -> Matrix,
         inventory: &mut Inventory,
     ) -> Self {
         let shape = [OUT * inventory.member(Division::Expert).of, IN];
-        let matrix = |n: usize| Matrix::named(format!("{prefix}{n}.{tensor}"), deviation);
         Self(ops::ExpertLinear::declare_rows(all, matrix, shape, inventory))
     }
 
     /// The same; they divide columns of inputs, so that results are summands of each rank.
     pub fn declare_columns(
         all: usize,
-        [prefix, tensor]: [&str; 2],
-        deviation: f64,
+        matrix: impl Fn(usize) -> Matrix,
         inventory: &mut Inventory,
     ) -> Self {
         let shape = [OUT, IN * inventory.member(Division::Expert).of];
-        let matrix = |n: usize| Matrix::named(format!("{prefix}{n}.{tensor}"), deviation);
         Self(ops::ExpertLinear::declare_columns(all, matrix, shape, inventory))
     }
 

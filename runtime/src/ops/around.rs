@@ -266,7 +266,7 @@ impl Attention {
         k: &Buffer<D>,
         v: &Buffer<D>,
     ) -> Result<(Buffer<D>, WideBuffer<D>), CommError> {
-        Ring::new(self, ctx).forward(q, k, v)
+        Ok(self.corrected(ctx, None, Ring::new(self, ctx).forward(q, k, v)?))
     }
 
     /// The backward pass of [`Self::forward_around`].

@@ -4,6 +4,7 @@ use super::Context;
 use super::tiles::{Tile, scaled};
 use crate::device::{Device, Gradients, Saved};
 use crate::state::buffer::{Buffer, WideBuffer};
+use crate::state::params::ParameterSlice;
 use kernels::attention::{Attention as Shape, ProbabilityDropout};
 use kernels::latent_heads::LatentHeads;
 use kernels::rope::{Pairing, Rope};
@@ -30,6 +31,9 @@ pub struct Attention {
     pub soft_cap: Option<f64>,
     /// Which dropout this is in the model.
     pub place: u32,
+    /// Logits that every softmax counts beside its keys', one for each of this rank's heads
+    /// ([`Self::with_sinks`]).
+    pub sinks: Option<ParameterSlice>,
 }
 
 /// Heads of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
@@ -196,7 +200,7 @@ impl Attention {
             let to = out.part_mut(scaled(&queries, columns.out));
             ctx.device.attention(&shape, q, k, v, to, lse.part_mut(lse_at));
         }
-        (out, lse)
+        self.corrected(ctx, None, (out, lse))
     }
 
     /// Gradients of queries, keys and values.

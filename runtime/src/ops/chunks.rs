@@ -97,7 +97,7 @@ impl Attention {
             let to = out.part_mut(scaled(&own, columns.out));
             ctx.device.attention(&shape, q, k, v, to, lse.part_mut(scaled(&own, both[0])));
         }
-        (out, lse)
+        self.corrected(ctx, Some(chunk), (out, lse))
     }
 
     /// Sums of the gradients of queries, keys and values, 0 so far.

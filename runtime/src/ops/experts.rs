@@ -57,6 +57,8 @@ impl<D: Space> Received<D> {
 #[derive(Clone, Debug)]
 pub struct ExpertLinear {
     experts: Rc<[Linear]>,
+    /// Whether this rank adds the biases: of results that are summands of several ranks, one does.
+    adds_bias: bool,
 }
 
 impl ExpertLinear {
@@ -95,12 +97,20 @@ impl ExpertLinear {
         inventory: &mut Inventory,
     ) -> Self {
         let own = inventory.own_experts(all);
+        let sums = *placement == Placement::Columns;
+        let adds_bias = !sums || inventory.member(Division::Expert).rank == 0;
+        let of_bias = if sums { Placement::Replicated } else { placement.clone() };
         let of_expert = |expert: usize| {
-            let whole = matrix(expert).weight(shape.to_vec(), placement.clone(), Gradient::Whole);
+            let matrix = matrix(expert);
+            let whole = matrix.weight(shape.to_vec(), placement.clone(), Gradient::Whole);
             let weight = inventory.declare(Declaration { division: Division::Expert, ..whole });
-            Linear { weight, bias: None, inputs, outputs }
+            let bias = matrix.bias.then(|| {
+                let whole = matrix.bias(shape[0], of_bias.clone(), Gradient::Whole);
+                inventory.declare(Declaration { division: Division::Expert, ..whole })
+            });
+            Linear { weight, bias, inputs, outputs }
         };
-        Self { experts: own.map(of_expert).collect() }
+        Self { experts: own.map(of_expert).collect(), adds_bias }
     }
 
     fn each(&self, of_expert: &[usize]) -> impl Iterator<Item = (&Linear, Range<usize>)> {
@@ -121,7 +131,10 @@ impl ExpertLinear {
             let w = ctx.weights.get(linear.weight);
             let from = x.rows.part(rows.start * inputs..rows.end * inputs);
             let to = y.part_mut(rows.start * outputs..rows.end * outputs);
-            ctx.device.gemm(&shape, from, w, to, Output::Overwrite);
+            match linear.bias.filter(|_| self.adds_bias).map(|bias| ctx.weights.get(bias)) {
+                Some(bias) => ctx.device.gemm_bias(&shape, from, w, bias, to),
+                None => ctx.device.gemm(&shape, from, w, to, Output::Overwrite),
+            }
         }
         x.with(y)
     }
@@ -161,14 +174,22 @@ impl ExpertLinear {
     ) {
         let [outputs, inputs] = self.shape();
         for (linear, rows) in self.each(&dy.of_expert) {
-            let to = gradients.get_mut(device, linear.weight);
-            if rows.is_empty() {
-                continue;
+            let dy = || dy.rows.part(rows.start * outputs..rows.end * outputs);
+            // Asked for without rows too: the gradient is 0.
+            {
+                let to = gradients.get_mut(device, linear.weight);
+                if !rows.is_empty() {
+                    let shape = Shape::tn(outputs, inputs, rows.len());
+                    let x = x.part(rows.start * inputs..rows.end * inputs);
+                    device.gemm_wide(&shape, dy(), x, to, Output::Accumulate);
+                }
             }
-            let shape = Shape::tn(outputs, inputs, rows.len());
-            let dy = dy.rows.part(rows.start * outputs..rows.end * outputs);
-            let x = x.part(rows.start * inputs..rows.end * inputs);
-            device.gemm_wide(&shape, dy, x, to, Output::Accumulate);
+            if let Some(bias) = linear.bias {
+                let to = gradients.get_mut(device, bias);
+                if !rows.is_empty() {
+                    device.bias_gradient(dy(), to);
+                }
+            }
         }
     }
 

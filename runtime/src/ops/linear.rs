@@ -77,6 +77,21 @@ impl Matrix {
             init: Init::Normal(self.deviation),
         }
     }
+
+    pub(super) fn bias(
+        &self,
+        outputs: usize,
+        placement: Placement,
+        gradient: Gradient,
+    ) -> Declaration {
+        Declaration {
+            name: format!("{}.bias", self.name),
+            shape: vec![outputs],
+            transposed: false,
+            init: Init::Constant(0.0),
+            ..self.weight(Vec::new(), placement, gradient)
+        }
+    }
 }
 
 /// Declares a matrix whose output rows are split over tensor-parallel ranks, block by block.
@@ -94,18 +109,7 @@ pub fn declare_rows(
     let placement = Placement::Rows(blocks.to_vec());
     let weight = matrix.weight(matrix.oriented(outputs, inputs), placement.clone(), gradient);
     let weight = inventory.declare(weight);
-    let bias = matrix.bias.then(|| {
-        inventory.declare(Declaration {
-            name: format!("{}.bias", matrix.name),
-            shape: vec![outputs],
-            transposed: false,
-            division: Division::Dense,
-            placement,
-            gradient,
-            tied_copy: false,
-            init: Init::Constant(0.0),
-        })
-    });
+    let bias = matrix.bias.then(|| inventory.declare(matrix.bias(outputs, placement, gradient)));
     let mut first = 0;
     let layer = |block: &RowBlock| {
         let rows = first..first + block.rows / block.ways;

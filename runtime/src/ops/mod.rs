@@ -26,6 +26,7 @@ mod loss;
 mod norm;
 mod router;
 mod router_losses;
+mod sinks;
 mod tiles;
 mod vocabulary;
 mod weights;

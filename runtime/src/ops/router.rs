@@ -78,6 +78,16 @@ impl Router {
         });
         Self { linear, layer, bias, routing, capacity_factor: None }
     }
+
+    /// The same with a bias of the logits; `name` and `split` as in [`Self::declare`].
+    #[must_use]
+    pub fn with_bias(mut self, name: &str, split: bool, inventory: &mut Inventory) -> Self {
+        let gradient = if split { Gradient::Partial } else { Gradient::Whole };
+        let whole = Matrix::named(name, 0.0);
+        let whole = whole.bias(self.routing.experts, Placement::Replicated, gradient);
+        self.linear.bias = Some(inventory.declare(whole));
+        self
+    }
 }
 
 /// Where the copies of a rank's rows go, and with which weights.

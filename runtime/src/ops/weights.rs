@@ -6,6 +6,7 @@ use super::linear::Linear;
 use super::norm::{Norm, Statistics};
 use crate::comm::CommError;
 use crate::device::{Device, Space};
+use crate::state::buffer::WideBuffer;
 use crate::state::gradients::{Apart, GradientSink, GradientStore, Vectors};
 use crate::state::params::{ParameterSlice, SharedBuffer};
 use kernels::embedding as rows;
@@ -39,6 +40,13 @@ pub enum WeightWork<D: Space> {
         bias: ParameterSlice,
         /// Gradient of the sum that it was added to.
         dy: SharedBuffer<D>,
+    },
+    /// Sums over rows that are as wide as gradients.
+    Rows {
+        /// What the sum is the gradient of.
+        vector: ParameterSlice,
+        /// The rows, `[n, len]`.
+        rows: Rc<WideBuffer<D>>,
     },
     /// Scale and shift of a norm.
     Norm {
@@ -75,6 +83,9 @@ impl<D: Device> WeightWork<D> {
             Self::Bias { bias, dy } => {
                 device.bias_gradient(dy.view(), gradients.get_mut(device, bias));
             }
+            Self::Rows { vector, rows } => {
+                device.sum_rows(rows.view(), gradients.get_mut(device, vector));
+            }
             Self::Norm { norm, x, statistics, dy } => {
                 norm.backward_weight(device, &x, &statistics, &dy, gradients);
             }
@@ -94,7 +105,7 @@ impl<D: Device> WeightWork<D> {
         match self {
             Self::Linear { linear, .. } => linear.weight.unit(),
             Self::Experts { linear, .. } => linear.unit(),
-            Self::Bias { bias, .. } => bias.unit(),
+            Self::Bias { bias: vector, .. } | Self::Rows { vector, .. } => vector.unit(),
             Self::Norm { norm, .. } => norm.unit(),
             Self::Apart((part, _)) => part.unit(),
             Self::Embedding { table, .. } => table.unit(),
@@ -113,7 +124,7 @@ impl<D: Device> WeightWork<D> {
             Self::Experts { x, dy, .. } => [Some(x), Some(&dy.rows)],
             Self::Linear { x, dy, .. } | Self::Norm { x, dy, .. } => [Some(x), Some(dy)],
             Self::Bias { dy, .. } | Self::Embedding { dy, .. } => [Some(dy), None],
-            Self::Apart(_) => [None, None],
+            Self::Apart(_) | Self::Rows { .. } => [None, None],
         }
     }
 }

@@ -223,7 +223,10 @@ fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Ve
     let Some(theta) = spec.rope_theta else { return Vec::new() };
     let dim = spec.rotary_dim;
     let mut table = vec![T::ZERO; positions.len() * dim];
-    let frequencies = rope::inverse_frequencies(theta, dim);
+    let frequencies = match spec.yarn {
+        Some(yarn) => yarn.inverse_frequencies(theta, dim),
+        None => rope::inverse_frequencies(theta, dim),
+    };
     rope::fill_table(cpu, &frequencies, positions, &mut table);
     table
 }

@@ -91,6 +91,7 @@ mod tests {
             value_dim: 4,
             rotary_dim: 4,
             rope_theta: None,
+            yarn: None,
             dropout: 0.0,
             tied_table: None,
             training_flops: 0.0,

@@ -19,6 +19,7 @@ use runtime::kernels::layer_norm::LayerNorm;
 use runtime::kernels::random::{GlobalIndices as Numbered, Stream as Draws};
 use runtime::kernels::rms_norm::RmsNorm;
 use runtime::kernels::rope::Rope;
+use runtime::kernels::sinks::Sinks;
 use runtime::{Number, Scalar};
 use std::sync::{Arc, Mutex};
 
@@ -89,6 +90,15 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             let mut to_dbias: Vec<W> = dbias.get();
             host.bias_gradient(&dy.get::<W>(), &mut to_dbias);
             dbias.put(&to_dbias);
+        });
+    }
+
+    fn sum_rows(&self, x: Wide<'_, Self>, sums: WideMut<'_, Self>) {
+        let (x, sums) = (of(x), into(sums));
+        self.run(move |host| {
+            let mut to_sums: Vec<W> = sums.get();
+            host.sum_rows(&x.get::<W>(), &mut to_sums);
+            sums.put(&to_sums);
         });
     }
 
@@ -209,6 +219,40 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
             host.split_latent_heads(&shape, &from[0], &from[1], &mut to_dup, &mut to_drotary);
             dup.put(&to_dup);
             drotary.put(&to_drotary);
+        });
+    }
+
+    fn sinks(
+        &self,
+        shape: &Sinks,
+        sinks: Stored<'_, Self>,
+        lse: Wide<'_, Self>,
+        new: WideMut<'_, Self>,
+        out: StoredMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (sinks, lse, new, out) = (of(sinks), of(lse), into(new), into(out));
+        self.run(move |host| {
+            let (mut to_new, mut to_out): (Vec<W>, Vec<W>) = (new.get(), out.get());
+            host.sinks(&shape, &sinks.get::<W>(), &lse.get::<W>(), &mut to_new, &mut to_out);
+            new.put(&to_new);
+            out.put(&to_out);
+        });
+    }
+
+    fn sinks_gradient(
+        &self,
+        shape: &Sinks,
+        sinks: Stored<'_, Self>,
+        new: Wide<'_, Self>,
+        by_row: WideMut<'_, Self>,
+    ) {
+        let shape = *shape;
+        let (sinks, new, by_row) = (of(sinks), of(new), into(by_row));
+        self.run(move |host| {
+            let mut to_rows: Vec<W> = by_row.get();
+            host.sinks_gradient(&shape, &sinks.get::<W>(), &new.get::<W>(), &mut to_rows);
+            by_row.put(&to_rows);
         });
     }
 

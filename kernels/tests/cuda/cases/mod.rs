@@ -24,7 +24,7 @@ pub use attention::{
 };
 pub use norms::{layer_norm, rms_norm};
 pub use pointwise::{
-    activations, dropout, elementwise, latent_heads, random, transpose, weighted_rows,
+    activations, dropout, elementwise, latent_heads, random, sinks, transpose, weighted_rows,
 };
 pub use products::{biased_products, products};
 pub use rope::{packed_rope, rope};
@@ -46,7 +46,7 @@ macro_rules! cases {
 cases!(
     rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random
     transpose products biased_products attention wide_attention attention_with_dropout attention_in_f32 merged_attention
-    fused_attention weighted_rows latent_heads
+    fused_attention weighted_rows latent_heads sinks
 );
 
 /// Numbers between -1 and 1 that are exact in the storage type.

@@ -6,8 +6,10 @@ use kernels::cuda::{Gpu, Storage, Stored, bf16};
 use kernels::dropout::{self, Dropout};
 use kernels::latent_heads::LatentHeads;
 use kernels::random::{self as draws, GlobalIndices, Stream};
+use kernels::sinks::Sinks;
 use kernels::{
-    Cpu, elementwise as sums, latent_heads as latent, transpose as swap, weighted_rows as weighted,
+    Cpu, elementwise as sums, latent_heads as latent, sinks as extra, transpose as swap,
+    weighted_rows as weighted,
 };
 
 pub fn activations(gpu: &Gpu) {
@@ -256,5 +258,33 @@ fn latent_heads_in<S: Stored>(gpu: &Gpu) {
         latent::reference::split(&cpu, &of, &dk, &dv, &mut dup, &mut sums);
         assert_eq!(down(gpu, &gdup), dup, "{of:?}");
         close("drotary", S::STORAGE, &down(gpu, &gsums), &sums);
+    }
+}
+
+pub fn sinks(gpu: &Gpu) {
+    in_each_storage!(sinks_in(gpu));
+}
+
+fn sinks_in<S: Stored>(gpu: &Gpu) {
+    let cpu = Cpu::serial();
+    for [batch, heads, queries, width] in [[2, 4, 9, 16], [1, 3, 70, 6], [3, 1, 5, 5]] {
+        let of = Sinks { batch, heads, queries, width };
+        let rows = of.rows();
+        let (logits, output) = (numbers::<S>(heads, 1), numbers::<S>(rows * width, 2));
+        let lse: Vec<f64> = numbers::<f32>(rows, 3).into_iter().map(|x| 4.0 * x).collect();
+        let (glogits, glse) = (up::<S>(gpu, &logits), up::<f32>(gpu, &lse));
+        let (mut gout, mut gnew) = (up::<S>(gpu, &output), out::<f32>(gpu, rows));
+        let (new, to) = (gnew.view_mut(), gout.view_mut());
+        extra::cuda::apply(gpu, &of, glogits.view(), glse.view(), new, to).unwrap();
+        let (mut new, mut corrected) = (vec![0.0; rows], output);
+        extra::reference::apply(&cpu, &of, &logits, &lse, &mut new, &mut corrected);
+        close("out", S::STORAGE, &down(gpu, &gout), &corrected);
+        close("new", Storage::F32, &down(gpu, &gnew), &new);
+        let mut by_row = numbers::<f32>(rows, 4);
+        let mut gby_row = up::<f32>(gpu, &by_row);
+        let to = gby_row.view_mut();
+        extra::cuda::gradient(gpu, &of, glogits.view(), glse.view(), to).unwrap();
+        extra::reference::gradient(&cpu, &of, &logits, &lse, &mut by_row);
+        close("by_row", Storage::F32, &down(gpu, &gby_row), &by_row);
     }
 }

@@ -20,6 +20,7 @@ use kernels::layer_norm::{self, LayerNorm};
 use kernels::random::{self, GlobalIndices as Numbered, Stream};
 use kernels::rms_norm::{self, RmsNorm};
 use kernels::rope::{self, Rope};
+use kernels::sinks::{self, Sinks};
 use kernels::{Output, elementwise, transpose, weighted_rows};
 
 impl<S: Number + cuda::Stored> Device for Gpu<S> {
@@ -64,6 +65,10 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
 
     fn bias_gradient(&self, dy: Stored<'_, Self>, dbias: WideMut<'_, Self>) {
         call!(self, [dy, dbias], |gpu| elementwise::cuda::bias_gradient(gpu, dy, dbias));
+    }
+
+    fn sum_rows(&self, x: Wide<'_, Self>, sums: WideMut<'_, Self>) {
+        call!(self, [x, sums], |gpu| elementwise::cuda::bias_gradient(gpu, x, sums));
     }
 
     fn add(&self, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
@@ -314,6 +319,29 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
         call!(self, [dk, dv, dup, drotary], |gpu| latent_heads::cuda::split(
             gpu, of, dk, dv, dup, drotary
         ));
+    }
+
+    fn sinks(
+        &self,
+        of: &Sinks,
+        sinks: Stored<'_, Self>,
+        lse: Wide<'_, Self>,
+        new: WideMut<'_, Self>,
+        out: StoredMut<'_, Self>,
+    ) {
+        call!(self, [sinks, lse, new, out], |gpu| sinks::cuda::apply(
+            gpu, of, sinks, lse, new, out
+        ));
+    }
+
+    fn sinks_gradient(
+        &self,
+        of: &Sinks,
+        sinks: Stored<'_, Self>,
+        new: Wide<'_, Self>,
+        by_row: WideMut<'_, Self>,
+    ) {
+        call!(self, [sinks, new, by_row], |gpu| sinks::cuda::gradient(gpu, of, sinks, new, by_row));
     }
 
     fn scale_rows(&self, w: Wide<'_, Self>, x: Stored<'_, Self>, y: StoredMut<'_, Self>) {
