@@ -6,7 +6,7 @@ use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder};
 use models::formulas::flops::training_flops;
 use models::mesh::{Axis, Mesh};
-use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window, Yarn};
+use models::model::{Activation, ExpertChoice, Gelu, ModelSpec, Moe, Router, Window};
 use models::plan::Plan;
 use models::program::{Program, Recompute};
 use models::schedule::{StageLayout, write_passes};
@@ -197,16 +197,17 @@ fn context_parallel(program: &Program) -> String {
     format!("ContextParallel {{ ranks: CP, ulysses: {ulysses}, exchange: Exchange::{exchange} }}")
 }
 
-/// How frequencies of rotary positions are stretched.
-fn yarn(model: &ModelSpec) -> String {
-    option(model.numerics.yarn.map(|yarn| {
-        let Yarn { factor, original_positions, beta_fast, beta_slow, truncate } = yarn;
-        let [factor, beta_fast, beta_slow] = [factor, beta_fast, beta_slow].map(float);
-        format!(
-            "Yarn {{ factor: {factor}, original_positions: {original_positions}.0, \
-             beta_fast: {beta_fast}, beta_slow: {beta_slow}, truncate: {truncate} }}"
-        )
-    }))
+/// How frequencies of rotary positions are stretched: fields of the library's `Yarn`.
+fn yarn(model: &ModelSpec) -> Option<Value> {
+    model.numerics.yarn.map(|yarn| {
+        json!({
+            "factor": float(yarn.factor),
+            "original_positions": float(yarn.original_positions as f64),
+            "beta_fast": float(yarn.beta_fast),
+            "beta_slow": float(yarn.beta_slow),
+            "truncate": yarn.truncate,
+        })
+    })
 }
 
 /// The kernel's activation, by its name in the library.

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const SPLIT: &str = "true";
 /// Residual stream whole on each of them.
 const WHOLE: &str = "false";
+/// A mixture of experts over expert-parallel ranks, its residual stream split.
+const EXPERTS: &str = "experts";
 
 /// Path below `src`, a text that occurs once, and what replaces it.
 type Replacement = (&'static str, &'static str, &'static str);
@@ -345,6 +347,52 @@ const EDITS: &[Edit] = &[
         )],
         &["use of moved value: `leaving`"],
     ),
+    // Experts.
+    edit(
+        "dispatch_is_missing",
+        EXPERTS,
+        &[("layer.rs", "let received = route.dispatch(ctx, copies)?;", "let received = copies;")],
+        &["expected `&Received<D, 64>`, found `&Copies<D, 64>`"],
+    ),
+    edit(
+        "combine_is_missing",
+        EXPERTS,
+        &[("layer.rs", "let results = route.combine(ctx, made)?;", "let results = made;")],
+        &["expected `&Copies<D, 64>`, found `&Received<D, 64>`"],
+    ),
+    edit(
+        "dispatched_twice",
+        EXPERTS,
+        &[(
+            "layer.rs",
+            "let received = route.dispatch(ctx, copies)?;",
+            "let received = route.dispatch(ctx, copies)?;\n        \
+             let received = route.dispatch(ctx, copies)?;",
+        )],
+        &["use of moved value: `copies`"],
+    ),
+    edit(
+        "experts_have_another_direction",
+        EXPERTS,
+        &[(
+            "layer.rs",
+            "    expert_down: Experts<EXPERT_INNER, HIDDEN>,",
+            "    expert_down: Experts<HIDDEN, EXPERT_INNER>,",
+        )],
+        &["expected `64`, found `56`"],
+    ),
+    edit(
+        "router_of_gathered_rows",
+        EXPERTS,
+        &[("layer.rs", "self.router.route(ctx, &h_2)", "self.router.route(ctx, &full_1)")],
+        &["expected `&Tensor<D, Split<Tp<2>>, _, 64>`, found `&Tensor<D, Whole, 32, 64>`"],
+    ),
+    edit(
+        "results_are_not_weighted",
+        EXPERTS,
+        &[("layer.rs", "Stream::sum(&x_2, sum_2)", "Stream::sum(&x_2, results)")],
+        &["found `Copies<D, 64>`"],
+    ),
     // Gradients and what is kept.
     edit(
         "gradient_of_another_width",
@@ -419,9 +467,12 @@ struct Program {
 }
 
 impl Program {
-    fn generated(sequence_parallel: &str) -> Self {
-        let split = format!("sequence_parallel={sequence_parallel}");
-        let settings = [
+    fn generated(program: &str) -> Self {
+        let split = match program {
+            EXPERTS => "sequence_parallel=true".to_owned(),
+            whole_or_split => format!("sequence_parallel={whole_or_split}"),
+        };
+        let mut settings = vec![
             "tp=2",
             "pp=2",
             "dp=2",
@@ -431,11 +482,16 @@ impl Program {
             "recompute=none",
             &split,
         ];
-        let plan = planned("llama_gqa", 8, &settings);
+        let mut case = "llama_gqa";
+        if program == EXPERTS {
+            case = "mixtral";
+            settings.extend(["ep=2", "etp=1", "moe_overlap=none"]);
+        }
+        let plan = planned(case, 8, &settings);
         let text = plan.to_yaml().expect("plans can be written");
         let files = generate(&plan, &text, &RuntimeSource::Path(runtime()));
         let files = files.expect("it can be trained");
-        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("edits-{split}"));
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("edits-{program}"));
         Self { folder, files }
     }
 
@@ -574,12 +630,12 @@ impl Messages {
 fn planted_edits_do_not_compile() {
     let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     let (messages, mut problems) = (Messages::open(), Vec::new());
-    for split in [SPLIT, WHOLE] {
-        let program = Program::generated(split);
+    for of in [SPLIT, WHOLE, EXPERTS] {
+        let program = Program::generated(of);
         let unedited = program.built("no edit", &[]);
         let found = message(&unedited);
         assert!(unedited.status.success() && found.is_none(), "{}", found.unwrap_or_default());
-        for edit in EDITS.iter().filter(|edit| edit.program == split) {
+        for edit in EDITS.iter().filter(|edit| edit.program == of) {
             let build = program.built(edit.name, edit.replacements);
             problems.extend(messages.problems(edit, &build));
         }

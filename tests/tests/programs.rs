@@ -17,7 +17,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, number of GPUs, and pinned settings.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 10] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 11] = [
     (
         "llama_gqa_tp2_pp2_dp2",
         "llama_gqa",
@@ -117,6 +117,24 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 10] = [
             "moe_overlap=none",
             "zero_stage=0",
             "micro_batch=2",
+        ],
+    ),
+    (
+        "gpt_oss_tp2_ep4_tutel",
+        "gpt_oss",
+        4,
+        &[
+            "tp=2",
+            "pp=1",
+            "cp=1",
+            "sequence_parallel=true",
+            "ep=4",
+            "etp=1",
+            "moe_overlap=tutel",
+            "moe_overlap_degree=2",
+            "zero_stage=1",
+            "micro_batch=2",
+            "recompute=selective",
         ],
     ),
     (

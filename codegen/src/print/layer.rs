@@ -1,7 +1,7 @@
 //! A transformer layer as values for its template.
 
 use super::Printer;
-use super::statement::Statements;
+use super::statement::{Statements, broken};
 use super::text::{filled, indented, listed, size};
 use super::types::field_type;
 use crate::lower::{Block, Field, FieldKind, Matrix, Segment, Step, TensorNames, Value, Width};
@@ -136,9 +136,9 @@ fn before_declare(printer: &Printer<'_>, segment: &Segment) -> Vec<String> {
         segment.fields.iter().any(|field| matches!(field.kind, FieldKind::Experts { .. }));
     if let Some(moe) = printer.lowered.program.model.moe.as_ref().filter(|_| has_experts) {
         let experts = TensorNames::experts(moe.tensors);
-        lines.push(format!(
-            "let expert = |n: usize, tensor: &str| name(&format!(\"{experts}{{n}}.{{tensor}}\"));"
-        ));
+        let closure = "|n: usize, tensor: &str|";
+        let code = format!("let expert = {closure} name(&format!(\"{experts}{{n}}.{{tensor}}\"));");
+        lines.extend(broken(code, BODY));
     }
     lines
 }
@@ -266,9 +266,13 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             let items =
                 [&name_of, "number", "ROUTING", "CAPACITY_FACTOR", "DEVIATION", "inventory"];
             let items = items.map(str::to_owned);
-            let more = format!(").with_bias({name_of}, inventory),");
-            let end = if *bias { &more } else { ")," };
-            listed(FIELDS, &format!("{name}: Router::declare("), &items, end)
+            let head = format!("{name}: Router::declare(");
+            if !bias {
+                return listed(FIELDS, &head, &items, "),");
+            }
+            let mut lines = listed(FIELDS, &head, &items, ")");
+            lines.push(format!(".with_bias({name_of}, inventory),"));
+            lines
         }
         FieldKind::Experts { tensor, bias, outputs, .. } => {
             let (how, deviation) = match outputs {

@@ -469,7 +469,7 @@ fn named(heads: Heads) -> &'static str {
 }
 
 /// A statement: what is assigned goes to the next line if the line has no room.
-fn broken(code: String, indent: usize) -> Vec<String> {
+pub(super) fn broken(code: String, indent: usize) -> Vec<String> {
     if indent + code.len() <= in_width(0) {
         return vec![code];
     }
