@@ -141,7 +141,7 @@ bench-torch: setup
 
 # Every split of the golden cases against one rank; the count goes to docs/equivalence.md.
 equivalence: setup
-	cargo test --release --locked -p meshwright-runtime --test equivalence --test schedules -- --ignored --nocapture
+	cargo test --release --locked -p meshwright-runtime --test equivalence --test mixtures --test schedules -- --ignored --nocapture
 
 # Calibrates, plans, trains, and compares step times.
 calibration: build

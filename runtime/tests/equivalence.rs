@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::covering::{Pair, covering, pairs};
 use common::{Run, Split, check, distance, model, train};
 use models::decisions::{CpStyle, Offload, RankOrder, Vocab};
 use models::model::ModelSpec;
@@ -188,35 +189,6 @@ fn all() -> Vec<Indices> {
         }
     }
     all
-}
-
-type Pair = ((usize, usize), (usize, usize));
-
-fn pairs(of: &Indices) -> impl Iterator<Item = Pair> + '_ {
-    (0..DECISIONS).flat_map(move |a| (a + 1..DECISIONS).map(move |b| ((a, of[a]), (b, of[b]))))
-}
-
-/// A covering set, chosen greedily: each time the combination with most new pairs.
-fn covering(mut all: Vec<Indices>) -> Vec<Indices> {
-    let mut open: BTreeSet<Pair> = all.iter().flat_map(pairs).collect();
-    let mut chosen = Vec::new();
-    while !open.is_empty() {
-        let new = |of: &Indices| pairs(of).filter(|pair| open.contains(pair)).count();
-        // A few hundred candidates, varied each time, are enough to choose from.
-        let stride = (all.len() / 997).max(1);
-        let offset = chosen.len() % stride;
-        let sampled = all.iter().skip(offset).step_by(stride).max_by_key(|of| new(of)).copied();
-        let best = match sampled.filter(|of| new(of) > 0) {
-            Some(best) => best,
-            None => *all.iter().max_by_key(|of| new(of)).unwrap(),
-        };
-        pairs(&best).for_each(|pair| {
-            open.remove(&pair);
-        });
-        all.retain(|of| *of != best);
-        chosen.push(best);
-    }
-    chosen
 }
 
 /// Every combination of the other decisions once, with all recomputations.

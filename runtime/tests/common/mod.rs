@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test is a program of its own and uses a part of this
 
+pub mod covering;
+
 use direct::Direct;
 use models::decisions::{
     AuxScope, CpStyle, DpReduction, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
