@@ -90,6 +90,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "stages": stages(program),
         "rank_elements": shapes::rank_elements(program),
         "passes": program.passes.iter().map(write_passes).collect::<Vec<_>>(),
+        "offloads_activations": program.offload == Offload::Activations,
         "has_pairs": program.passes.iter().any(|order| !order.pairs.is_empty()),
         "vocab": option(program.vocab.map(|vocab| format!("VocabPasses::{vocab:?}"))),
         "ulysses": sizes.ulysses,
@@ -104,9 +105,10 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
                 format!("Buckets {{ bytes: {} << 20 }}", program.dp_bucket_mib)
             }
         },
-        "optimizer_memory": match program.offload {
-            Offload::None => "Device",
-            Offload::Optimizer => "Host",
+        "host_memory": match program.offload {
+            Offload::None => "Nothing",
+            Offload::Optimizer => "Optimizer",
+            Offload::Activations => "Activations",
         },
         "post_validation": program.post_validation,
         "shard": shard(lowered, printer.element_bytes),

@@ -2,7 +2,7 @@
 //! another. It reads the cluster from the plan itself and changes nothing.
 
 use crate::decisions::{
-    CpStyle, Decision, Decisions, MOST, MoeOverlap, RecomputePolicy, Values, Vocab,
+    CpStyle, Decision, Decisions, MOST, MoeOverlap, Offload, RecomputePolicy, Values, Vocab,
 };
 use crate::model::{MAX_IMBALANCE, ModelSpec, Positions, Router};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
@@ -339,6 +339,14 @@ fn state(plan: &Plan, checks: &mut Checks) {
         (d.dp_shard > 1 && replicas.is_multiple_of(d.dp_shard), valid)
     };
     checks.that(holds, "decisions.dp_shard", d.dp_shard, valid);
+    if d.offload == Offload::Activations {
+        let whole = !d.schedule.splits_backward();
+        let valid = "none or optimizer with a schedule that splits backward";
+        checks.that(whole, "decisions.offload", d.offload, valid);
+        let alike = d.recompute != RecomputePolicy::PerLayer && d.recompute_group == 1;
+        let valid = "none or optimizer with recompute per_layer or in groups";
+        checks.that(alike, "decisions.offload", d.offload, valid);
+    }
     let useful = d.pp > 1 && d.schedule.splits_backward() && !d.vocab.over_pipeline();
     let valid = "false; true only with pp above 1, a schedule that splits backward, and no vocabulary passes";
     let field = "decisions.post_validation";

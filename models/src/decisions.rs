@@ -193,6 +193,21 @@ names! {
         None = "none",
         /// Master weights and Adam moments.
         Optimizer = "optimizer",
+        /// What transformer layers keep for their backward pass. It is copied there under the
+        /// layers that follow, and back before it is read.
+        Activations = "activations",
+    }
+}
+
+impl Offload {
+    /// The values that a search tries by itself. Activations go to the host where that is asked
+    /// for.
+    pub const SEARCHED: [Self; 2] = [Self::None, Self::Optimizer];
+
+    /// What of it concerns layers and not the optimizer: the same for all ways to share parameters.
+    #[must_use]
+    pub fn of_layers(self) -> Self {
+        if self == Self::Activations { self } else { Self::None }
     }
 }
 

@@ -216,6 +216,9 @@ pub struct Breakdown {
     pub pp_s: f64,
     /// Data-parallel reductions and gathers.
     pub dp_s: f64,
+    /// Activations to and from host memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_s: f64,
     /// Waiting for other stages.
     pub bubble_s: f64,
     /// Recomputed work.
@@ -226,9 +229,14 @@ pub struct Breakdown {
     pub other_s: f64,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
+}
+
 impl Breakdown {
     /// The parts by name.
-    pub fn parts(&self) -> [(&'static str, f64); 10] {
+    pub fn parts(&self) -> [(&'static str, f64); 11] {
         [
             ("compute", self.compute_s),
             ("tp", self.tp_s),
@@ -236,6 +244,7 @@ impl Breakdown {
             ("ep", self.ep_s),
             ("pp", self.pp_s),
             ("dp", self.dp_s),
+            ("host", self.host_s),
             ("bubble", self.bubble_s),
             ("recompute", self.recompute_s),
             ("optimizer", self.optimizer_s),
@@ -259,6 +268,7 @@ impl Breakdown {
             ep_s: significant(self.ep_s),
             pp_s: significant(self.pp_s),
             dp_s: significant(self.dp_s),
+            host_s: significant(self.host_s),
             bubble_s: if self.bubble_s < 1e-12 { 0.0 } else { significant(self.bubble_s) },
             recompute_s: significant(self.recompute_s),
             optimizer_s: significant(self.optimizer_s),

@@ -59,6 +59,7 @@ pub mod trainer;
 
 pub use context_parallel::{ContextParallel, Exchange};
 pub use device::{Device, Gpu, Host};
+pub use device_error::DeviceError;
 pub use error::Error;
 pub use groups::Groups;
 pub use kernels;
@@ -69,7 +70,7 @@ pub use passes::{PassTable, Passes};
 pub use rank::{Optimizer, Rank, StateBytes, StepResult};
 pub use report::{CallTraffic, MeshPosition, RankReport, TensorPiece, Trace};
 pub use scalar::{Number, Scalar};
-pub use spec::{OptimizerMemory, Prediction, Reduction, TrainerSpec};
+pub use spec::{HostMemory, Prediction, Reduction, TrainerSpec};
 pub use state::buffer::{Buffer, Pool, Pools, WideBuffer};
 pub use state::shards::Zero;
 pub use step::executor::{Outcome, PassTiming};

@@ -38,8 +38,8 @@ pub struct TrainerSpec {
     pub zero: Zero,
     /// When replicas sum gradients.
     pub reduction: Reduction,
-    /// Where exact weights and moments lie, and where they are updated.
-    pub optimizer: OptimizerMemory,
+    /// What host memory holds.
+    pub host_memory: HostMemory,
     /// Pipeline ranks begin a step before the gradient norm of the previous one is known, and
     /// repeat it where that norm clips (Zero Bubble, arXiv 2401.10241, section 4).
     pub post_validation: bool,
@@ -93,13 +93,15 @@ impl Default for Reduction {
     }
 }
 
-/// Where exact weights and moments lie.
+/// What host memory holds; everything else lies on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OptimizerMemory {
-    /// On the device.
-    Device,
-    /// In host memory, where the CPU updates them.
-    Host,
+pub enum HostMemory {
+    /// Nothing.
+    Nothing,
+    /// Exact weights and moments, which the CPU updates.
+    Optimizer,
+    /// What layers keep for their backward pass.
+    Activations,
 }
 
 /// What a plan predicts of a run.
@@ -147,7 +149,7 @@ impl TrainerSpec {
         if let Some(reason) = self.wrong_experts() {
             return Some(reason);
         }
-        let ahead_on_host = self.post_validation && self.optimizer == OptimizerMemory::Host;
+        let ahead_on_host = self.post_validation && self.host_memory == HostMemory::Optimizer;
         ahead_on_host.then(|| {
             "optimizer post-validation with the optimizer in host memory; valid: one of them"
                 .to_owned()

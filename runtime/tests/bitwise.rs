@@ -86,6 +86,8 @@ fn where_the_optimizer_lies() {
             let device = train::<f32>(case, &split, 2);
             let host = train::<f32>(case, &Split { offload: Offload::Optimizer, ..split }, 2);
             assert!(device == host, "{case} {zero}");
+            let host = train::<f32>(case, &Split { offload: Offload::Activations, ..split }, 2);
+            assert!(device == host, "{case} {zero}, activations");
         }
     }
 }

@@ -57,7 +57,7 @@ const OVERLAP: [(MoeOverlap, usize); 6] = [
     (MoeOverlap::Pair, 1),
 ];
 /// ZeRO stage, replicas that share one copy (0 for all), and where the optimizer's state lies.
-const ZERO: [(u8, usize, Offload); 7] = [
+const ZERO: [(u8, usize, Offload); 9] = [
     (0, 0, Offload::None),
     (1, 0, Offload::None),
     (2, 0, Offload::None),
@@ -65,6 +65,8 @@ const ZERO: [(u8, usize, Offload); 7] = [
     (3, 2, Offload::None),
     (0, 0, Offload::Optimizer),
     (2, 0, Offload::Optimizer),
+    (0, 0, Offload::Activations),
+    (1, 0, Offload::Activations),
 ];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 /// Decisions before this one make the mesh; each mesh has the others in turn.

@@ -36,6 +36,7 @@ fn whole() -> Shape {
         moe_overlap_degree: 1,
         fused_loss: false,
         recompute_group: 1,
+        offload_activations: false,
         dtype: Dtype::Fp16,
         tp_group: alone(),
         cp_group: alone(),

@@ -61,12 +61,13 @@ const VOCAB: [Vocab; 6] = [
     Vocab::Interlaced,
 ];
 /// ZeRO stage, and where the optimizer's state lies.
-const ZERO: [(u8, Offload); 5] = [
+const ZERO: [(u8, Offload); 6] = [
     (0, Offload::None),
     (1, Offload::None),
     (2, Offload::None),
     (3, Offload::None),
     (3, Offload::Optimizer),
+    (1, Offload::Activations),
 ];
 /// Context-parallel ranks, how they exchange, and the ranks of a Ulysses group.
 const CP: [(usize, CpStyle, usize); 5] = [

@@ -26,7 +26,12 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 29] = [
+const PLANS: [(&str, u64, &[&str]); 30] = [
+    (
+        "llama_gqa",
+        4,
+        &["tp=2", "pp=2", "zero_stage=0", "schedule=1f1b", "micro_batch=1", "offload=activations"],
+    ),
     (
         "llama_gqa",
         8,

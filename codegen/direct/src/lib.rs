@@ -18,7 +18,7 @@ use runtime::ops::VocabularyShard;
 use runtime::stages::{Stage, Stages};
 use runtime::state::params::{Inventory, ParameterSlice};
 use runtime::{
-    ContextParallel, Device, Exchange, OptimizerMemory, Prediction, Reduction, TrainerSpec, Zero,
+    ContextParallel, Device, Exchange, HostMemory, Prediction, Reduction, TrainerSpec, Zero,
 };
 use stage::DirectStage;
 use std::sync::Arc;
@@ -78,9 +78,10 @@ impl<D: Device> Stages<D> for Direct {
                     Reduction::Buckets { bytes: (program.dp_bucket_mib as usize) << 20 }
                 }
             },
-            optimizer: match program.offload {
-                Offload::None => OptimizerMemory::Device,
-                Offload::Optimizer => OptimizerMemory::Host,
+            host_memory: match program.offload {
+                Offload::None => HostMemory::Nothing,
+                Offload::Optimizer => HostMemory::Optimizer,
+                Offload::Activations => HostMemory::Activations,
             },
             post_validation: program.post_validation,
             seq_len: program.seq_len(),

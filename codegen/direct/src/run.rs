@@ -10,8 +10,9 @@ use runtime::ops::{
     self, AttentionSaved, AttentionSums, Chunk, Context, CopiesInFlight, Gradients, InFlight,
     Received, Residual, Route, Softmax, Statistics, activation,
 };
+use runtime::stages::Offloaded;
 use runtime::stages::pair::other_pass;
-use runtime::{Buffer, Device, WideBuffer};
+use runtime::{Buffer, Device, DeviceError, WideBuffer};
 use std::rc::Rc;
 
 /// A value.
@@ -55,6 +56,45 @@ pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
         Slot::Route(route) => route.bytes(),
         Slot::Received(received) => received.rows.bytes(),
         Slot::Stream(_) | Slot::InFlight(_) | Slot::CopiesInFlight(_) | Slot::Sums(_) => 0,
+    }
+}
+
+/// Moves what is held to host memory.
+///
+/// # Errors
+/// The device has failed.
+pub fn put_away<D: Device>(slot: &mut Slot<D>, device: &D) -> Result<(), DeviceError> {
+    match slot {
+        Slot::Tensor(tensor) => tensor.put_away(device),
+        Slot::Statistics(statistics) => {
+            Rc::get_mut(statistics).map_or(Ok(()), |statistics| statistics.put_away(device))
+        }
+        Slot::Wide(wide) => wide.put_away(device),
+        Slot::Received(received) => received.rows.put_away(device),
+        Slot::Route(_)
+        | Slot::Stream(_)
+        | Slot::InFlight(_)
+        | Slot::CopiesInFlight(_)
+        | Slot::Sums(_) => Ok(()),
+    }
+}
+
+/// Moves it back.
+pub fn bring_back<D: Device>(slot: &mut Slot<D>, device: &D) {
+    match slot {
+        Slot::Tensor(tensor) => tensor.bring_back(device),
+        Slot::Statistics(statistics) => {
+            if let Some(statistics) = Rc::get_mut(statistics) {
+                statistics.bring_back(device);
+            }
+        }
+        Slot::Wide(wide) => wide.bring_back(device),
+        Slot::Received(received) => received.rows.bring_back(device),
+        Slot::Route(_)
+        | Slot::Stream(_)
+        | Slot::InFlight(_)
+        | Slot::CopiesInFlight(_)
+        | Slot::Sums(_) => {}
     }
 }
 

@@ -1,9 +1,10 @@
 //! A stage: the segments that one rank runs one after the other.
 
 use crate::parameters::{Field, Place, activation, declare};
-use crate::run::{Run, Slot, bytes};
+use crate::run::{Run, Slot, bring_back, bytes, put_away};
 use codegen::lower::{Lowered, Segment, Value};
 use kernels::activation::Activation;
+use models::decisions::Offload;
 use models::program::Recompute;
 use runtime::Buffer;
 use runtime::Device;
@@ -179,10 +180,20 @@ impl DirectStage {
         let reads_none = matches!(part.place, Place::First);
         let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
         let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
+        let mut kept = kept;
+        if self.offloads(part) {
+            kept.iter_mut().for_each(|(_, slot)| bring_back(slot, ctx.device));
+        }
         run.restore(part.recompute, kept).await?;
         let passed = run.backward(dy, gradients).await?;
         gradients.complete_from(part.parameters.start)?;
         Ok(passed)
+    }
+
+    /// Whether what the part keeps lies in host memory.
+    fn offloads(&self, part: &Part) -> bool {
+        let activations = self.lowered.program.offload == Offload::Activations;
+        activations && matches!(part.place, Place::Layer(_))
     }
 
     fn run<'a, D: Device>(&'a self, ctx: &'a Context<'a, D>, part: &'a Part) -> Run<'a, D> {
@@ -220,7 +231,15 @@ impl DirectStage {
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed).await?;
             kept.push(match (group, input) {
-                (None, _) => PartKept::Values(run.keep(part.recompute)),
+                (None, _) => {
+                    let mut values = run.keep(part.recompute);
+                    if self.offloads(part) {
+                        for (_, slot) in &mut values {
+                            put_away(slot, ctx.device).map_err(CommError::from)?;
+                        }
+                    }
+                    PartKept::Values(values)
+                }
                 (Some(_), Some(input)) => PartKept::Input(input),
                 (Some(_), None) => PartKept::Nothing,
             });

@@ -6,6 +6,7 @@ use super::statement::Statements;
 use super::text::{indented, listed, size};
 use super::types::type_name;
 use crate::lower::{Field, FieldKind, Segment};
+use models::decisions::Offload;
 use serde_json::{Value as Json, json};
 
 /// Indent of a function's body.
@@ -273,6 +274,10 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         1 if lowered.sizes.paired => {
             "let (stream, layers) = pair::forward_all(&self.layers, ctx, stream).await?;".to_owned()
         }
+        1 if lowered.program.offload == Offload::Activations => {
+            "let (stream, layers) = stages::forward_offloading(&self.layers, ctx, stream)?;"
+                .to_owned()
+        }
         1 => "let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;".to_owned(),
         _ => "let (stream, layers) = stages::forward_in_groups(&self.layers, GROUP, ctx, stream)?;"
             .to_owned(),
@@ -343,6 +348,9 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     }
     let (how, layers) = match lowered.program.recompute_group {
         1 if lowered.sizes.paired => ("pair::backward_all", vec!["&self.layers"]),
+        1 if lowered.program.offload == Offload::Activations => {
+            ("stages::backward_offloaded", vec!["&self.layers"])
+        }
         1 => ("stages::backward_all", vec!["&self.layers"]),
         _ => ("stages::backward_in_groups", vec!["&self.layers", "GROUP"]),
     };

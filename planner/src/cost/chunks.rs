@@ -209,6 +209,7 @@ mod tests {
             moe_overlap_degree: degree,
             fused_loss: false,
             recompute_group: 1,
+            offload_activations: false,
             dtype: Dtype::Fp16,
             tp_group: group(1),
             cp_group: group(1),

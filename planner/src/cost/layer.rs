@@ -30,6 +30,8 @@ pub struct Shape {
     pub fused_loss: bool,
     /// Layers that full recomputation keeps one input of.
     pub recompute_group: u64,
+    /// Whether what layers keep lies in host memory.
+    pub offload_activations: bool,
     /// Number format.
     pub dtype: Dtype,
     /// Tensor-parallel group on the links.
@@ -53,8 +55,10 @@ pub struct LayerCost {
     pub backward_weight: Parts,
     /// Forward work repeated in the backward pass, by `Recompute::ALL`.
     pub recompute: [Parts; 3],
-    /// Activation bytes held from forward to backward, by `Recompute::ALL`.
+    /// Activation bytes held on the device from forward to backward, by `Recompute::ALL`.
     pub saved_bytes: [f64; 3],
+    /// Those held in host memory.
+    pub host_bytes: [f64; 3],
     /// With pairs: what a forward and a backward take longer where they run alone, s.
     pub alone_s: [f64; 2],
 }
@@ -212,14 +216,32 @@ impl LayerPricer<'_> {
             tp_s: forward.tp_s - spared.tp_s,
             ..forward
         };
-        LayerCost {
+        let cost = LayerCost {
             forward: self.at_least_host(forward),
             backward_input: self.at_least_host(backward_input),
             backward_weight: self.at_least_host(backward_weight),
             recompute: [Parts::default(), selective, self.at_least_host(again)],
             saved_bytes: Recompute::ALL.map(|option| self.saved_bytes(kind, shape, option)),
+            host_bytes: [0.0; 3],
             alone_s: [0.0; 2],
-        }
+        };
+        if shape.offload_activations { self.offloaded(cost) } else { cost }
+    }
+
+    /// A layer whose activations lie in host memory between its passes. Each pass moves them, one
+    /// way, and hides what it can. What it cannot is counted in the backward pass: which way to
+    /// recompute is not known before.
+    fn offloaded(&self, cost: LayerCost) -> LayerCost {
+        let passes = [cost.forward.total_s(), cost.backward().total_s()];
+        let exposed = |option: usize| {
+            let moved_s = cost.saved_bytes[option] / self.cluster.host.link_bytes_per_s;
+            passes.iter().map(|pass_s| (moved_s - pass_s).max(0.0)).sum::<f64>()
+        };
+        let recompute = [0, 1, 2].map(|option| {
+            let host_s = exposed(option);
+            cost.recompute[option] + Parts { host_s, ..Parts::default() }
+        });
+        LayerCost { recompute, host_bytes: cost.saved_bytes, saved_bytes: [0.0; 3], ..cost }
     }
 
     /// A layer's pass takes at least as long as the host needs to launch it.

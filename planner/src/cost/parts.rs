@@ -17,6 +17,8 @@ pub struct Parts {
     pub pp_s: f64,
     /// Data-parallel gathers and reductions that nothing hides.
     pub dp_s: f64,
+    /// Activations to and from host memory that nothing hides.
+    pub host_s: f64,
 }
 
 impl Parts {
@@ -33,7 +35,7 @@ impl Parts {
 
     /// Length of the work.
     pub fn total_s(&self) -> f64 {
-        self.compute_s + self.tp_s + self.cp_s + self.ep_s + self.pp_s + self.dp_s
+        self.compute_s + self.tp_s + self.cp_s + self.ep_s + self.pp_s + self.dp_s + self.host_s
     }
 }
 
@@ -53,6 +55,7 @@ impl AddAssign for Parts {
         self.ep_s += other.ep_s;
         self.pp_s += other.pp_s;
         self.dp_s += other.dp_s;
+        self.host_s += other.host_s;
     }
 }
 
@@ -66,6 +69,7 @@ impl Mul<f64> for Parts {
             ep_s: self.ep_s * factor,
             pp_s: self.pp_s * factor,
             dp_s: self.dp_s * factor,
+            host_s: self.host_s * factor,
         }
     }
 }

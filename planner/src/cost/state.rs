@@ -191,7 +191,7 @@ impl<'a> StateCost<'a> {
         let of = |count: f64, replicas: &Replicas| {
             let held = zero_bytes(&self.bytes, self.zero_stage, count, replicas.ways());
             let (optimizer, host) = match self.offload {
-                Offload::None => (held.optimizer, 0.0),
+                Offload::None | Offload::Activations => (held.optimizer, 0.0),
                 Offload::Optimizer => (0.0, held.optimizer * self.host_copies),
             };
             StateMemory { parameters: held.weights, gradients: held.gradients, optimizer, host }
@@ -378,7 +378,9 @@ impl<'a> StateCost<'a> {
         self.both(params, |count, replicas| {
             let own = if self.zero_stage >= 1 { count / replicas.ways() } else { count };
             match self.offload {
-                Offload::None => memory_bound::optimizer_s(self.cluster, own),
+                Offload::None | Offload::Activations => {
+                    memory_bound::optimizer_s(self.cluster, own)
+                }
                 Offload::Optimizer => {
                     let moved = own * (self.bytes.gradients + self.bytes.weights);
                     let transfers_s = moved / self.cluster.host.link_bytes_per_s;

@@ -15,7 +15,7 @@ use crate::partition::Pipeline;
 use crate::request::space::divisors;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    Decisions, Dtype, MoeOverlap, RankOrder, Recompute, RecomputePolicy, Vocab,
+    Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, RecomputePolicy, Vocab,
 };
 use models::formulas::vocabulary;
 use models::layer::Split;
@@ -126,6 +126,7 @@ pub struct LayerCostsKey {
     moe_overlap_degree: u64,
     fused_loss: bool,
     recompute_group: u64,
+    offload_activations: bool,
     dtype: Dtype,
     ep_group: GroupShape,
 }
@@ -139,6 +140,7 @@ impl LayerCostsKey {
             moe_overlap_degree: shape.moe_overlap_degree,
             fused_loss: shape.fused_loss,
             recompute_group: shape.recompute_group,
+            offload_activations: shape.offload_activations,
             dtype: shape.dtype,
             ep_group: shape.ep_group.clone(),
         }
@@ -301,6 +303,7 @@ impl<'a> CostCache<'a> {
             moe_overlap_degree: d.moe_overlap_degree,
             fused_loss: d.fused_loss,
             recompute_group: d.recompute_group,
+            offload_activations: d.offload == Offload::Activations,
             dtype: d.dtype,
             tp_group: group(d.tp, 1),
             cp_group: group(d.cp, mesh.stride(Axis::Cp)),
@@ -410,7 +413,8 @@ impl<'a> CostCache<'a> {
             resident_bytes: resident * self.model.hidden as f64 * e,
             transient_bytes: 2.0 * e * tokens * widest as f64
                 + placeholder_bytes
-                + self.group_bytes(shape),
+                + self.group_bytes(shape)
+                + self.transit_bytes(shape),
             recompute_choices: RefCell::default(),
         }
     }
@@ -428,6 +432,17 @@ impl<'a> CostCache<'a> {
         let full = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::Full);
         let input = self.layers.kinds.iter().map(full).fold(0.0, f64::max);
         more * largest + shape.recompute_group as f64 * input
+    }
+
+    /// Activations on their way to or from the host: those of the layer that moves, and those of
+    /// the layer that computes meanwhile.
+    fn transit_bytes(&self, shape: &Shape) -> f64 {
+        if !shape.offload_activations {
+            return 0.0;
+        }
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let of = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::None);
+        2.0 * self.layers.kinds.iter().map(of).fold(0.0, f64::max)
     }
 
     /// Vocabulary layers split over tensor-parallel and pipeline ranks.

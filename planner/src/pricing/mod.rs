@@ -59,6 +59,8 @@ pub struct StageCost {
     pub params: LocalParams,
     /// Activation bytes in flight besides the layers'.
     pub extra_in_flight_bytes: f64,
+    /// Activation bytes of one micro-batch in host memory.
+    pub host_in_flight_bytes: f64,
     /// Bytes of this stage that do not depend on micro-batches in flight, such as logits and their
     /// gradient.
     pub workspace_bytes: f64,
@@ -189,6 +191,7 @@ impl<'a> Configuration<'a> {
         cost.backward += layers.backward;
         cost.weight_s += layers.weight_s;
         cost.alone_s = layers.alone_s;
+        cost.host_in_flight_bytes = layers.host_in_flight_bytes;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
         cost.tail_s += self.reduced_s(stage, cost.params, backward_s);
@@ -227,6 +230,9 @@ impl<'a> Configuration<'a> {
             cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
             cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
+            // Activations on the host are of layers that recompute alike.
+            let option = recompute_split::options(self.decisions.recompute)[0];
+            cost.host_in_flight_bytes += layer.host_bytes[option] * count as f64;
             for (alone_s, more_s) in cost.alone_s.iter_mut().zip(layer.alone_s) {
                 *alone_s += more_s * count as f64;
             }
@@ -519,12 +525,14 @@ impl<'a> Configuration<'a> {
         }
     }
 
-    /// Largest host memory that the stages of one rank need, bytes.
+    /// Largest host memory that the stages of one rank need, bytes: optimizer state, and the
+    /// activations of as many micro-batches as are in flight.
     pub(crate) fn host_bytes(&self, stages: &[StageCost]) -> f64 {
         let mut host = vec![0.0; self.ranks()];
         for (stage, cost) in stages.iter().enumerate() {
             for rank in self.holders_of(stage) {
-                host[rank] += self.state_memory(cost.params).host;
+                host[rank] += self.state_memory(cost.params).host
+                    + self.most_in_flight(stage) * cost.host_in_flight_bytes;
             }
         }
         host.into_iter().fold(0.0, f64::max)

@@ -213,7 +213,9 @@ impl Configuration<'_> {
             for (rank, _) in self.pipeline().holders(stage) {
                 let spend = &mut ranks[rank];
                 spend.passes += (cost.forward + cost.backward) * runs;
-                spend.recompute_s += self.recompute_parts(&s.recompute).total_s() * runs;
+                let again = self.recompute_parts(&s.recompute);
+                spend.passes.host_s += again.host_s * runs;
+                spend.recompute_s += (again.total_s() - again.host_s) * runs;
                 spend.dp_s += cost.tail_s + cost.gather_s;
                 spend.optimizer_s += cost.optimizer_s;
             }
@@ -232,6 +234,7 @@ impl Configuration<'_> {
             ep_s: busiest.passes.ep_s,
             pp_s: busiest.passes.pp_s,
             dp_s: busiest.passes.dp_s + busiest.dp_s,
+            host_s: busiest.passes.host_s,
             bubble_s: pipeline_s - busiest.total_s(),
             recompute_s: busiest.recompute_s,
             optimizer_s: busiest.optimizer_s,

@@ -242,6 +242,7 @@ mod tests {
         LayerCost {
             recompute: [0.0, 1.0, 4.0].map(Parts::compute),
             saved_bytes: [10.0, 7.0, 1.0],
+            host_bytes: [0.0; 3],
             ..LayerCost::default()
         }
     }

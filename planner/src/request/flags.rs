@@ -97,6 +97,13 @@ pub fn restrictions(
     let added = (cluster.any_gpu_count && !asked).then_some(PRICED_ON_CPUS);
     let all: Vec<&str> = settings.iter().map(String::as_str).chain(added).collect();
     let mut found = Restrictions::typed(&all)?;
+    if found.offload.is_restricted()
+        && found.offload.allows(Offload::Activations)
+        && found.offload.pinned().is_none()
+    {
+        let message = "--set offload=activations cannot be one of several values";
+        return Err(InputError::new(message).help("set offload=activations alone, or leave it out"));
+    }
     let ours = cluster.any_gpu_count && unsupported_model(model).is_empty();
     found.runnable = runnable || ours;
     if cluster.host.memory_bytes <= 0.0 && !found.offload.is_restricted() {

@@ -181,6 +181,8 @@ pub struct Unsearched {
     pub dp_reduction: DpReduction,
     /// Size of a bucket, MiB.
     pub dp_bucket_mib: u64,
+    /// Whether activations lie on the host.
+    pub offload: Offload,
 }
 
 impl Restrictions {
@@ -192,6 +194,7 @@ impl Restrictions {
             recompute_group: self.recompute_group.nearest(1),
             dp_reduction: modes.first().copied().unwrap_or(DpReduction::Bucketed),
             dp_bucket_mib: self.dp_bucket_mib.nearest(USUAL_BUCKET_MIB),
+            offload: self.offload.pinned().map_or(Offload::None, Offload::of_layers),
         }
     }
 

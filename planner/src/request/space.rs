@@ -324,7 +324,7 @@ impl<'a> Space<'a> {
             capacity_factor: capacity,
             aux_scope: self.aux_scope(),
             dtype,
-            offload: Offload::None,
+            offload: unsearched.offload,
             dp_reduction: unsearched.dp_reduction,
             dp_bucket_mib: unsearched.dp_bucket_mib,
             rank_order: RankOrder::DpInner,
@@ -480,10 +480,16 @@ impl<'a> Space<'a> {
         } else {
             r.rank_order.among(orders)
         };
-        let mut offload = r.offload.among(Offload::ALL);
+        let mut offload = match d.offload {
+            Offload::Activations => vec![Offload::Activations],
+            _ => r.offload.among(&Offload::SEARCHED),
+        };
         offload.retain(|&offload| self.runs(&Decisions { offload, ..d.clone() }));
         let mut recompute = r.recompute.among(RecomputePolicy::ALL);
         recompute.retain(|&policy| d.recompute_group == 1 || policy == RecomputePolicy::Full);
+        // On the device nothing is kept, so a mixture saves nothing.
+        let alike = d.offload == Offload::Activations;
+        recompute.retain(|&policy| !alike || policy != RecomputePolicy::PerLayer);
         PipelineChoices {
             schedules: self.schedules(d),
             recompute,
@@ -501,6 +507,9 @@ impl<'a> Space<'a> {
         known.retain(|schedule| !d.post_validation || schedule.splits_backward());
         let waits = d.aux_scope.needs_all_forwards(self.model);
         known.retain(|schedule| !waits || schedule.runs_forwards_first());
+        // Gradients of weights that wait would read what has come back from the host.
+        let on_host = d.offload == Offload::Activations;
+        known.retain(|schedule| !on_host || !schedule.splits_backward());
         known.retain(|schedule| d.moe_overlap != MoeOverlap::Pair || schedule.has_pairs());
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {

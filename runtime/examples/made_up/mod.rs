@@ -11,7 +11,7 @@ use runtime::data::{Sample, Samples};
 use runtime::layers::{Matrix, VocabTable};
 use runtime::stages::Stages;
 use runtime::{
-    ContextParallel, Error, Host, Optimizer, OptimizerMemory, Rank, Reduction, TrainerSpec, Zero,
+    ContextParallel, Error, Host, HostMemory, Optimizer, Rank, Reduction, TrainerSpec, Zero,
 };
 
 pub const HIDDEN: usize = 16;
@@ -41,7 +41,7 @@ pub fn spec(tp: usize, pp: usize, sequence_parallel: bool) -> TrainerSpec {
         vocab: None,
         zero: Zero::NONE,
         reduction: Reduction::default(),
-        optimizer: OptimizerMemory::Device,
+        host_memory: HostMemory::Nothing,
         post_validation: false,
         seq_len: SEQ_LEN,
         hidden: HIDDEN,

@@ -7,8 +7,9 @@ use super::placement::StreamPlacement;
 use super::tensor::Tensor;
 use crate::comm::CommError;
 use crate::device::{Device, Space};
+use crate::device_error::DeviceError;
 use crate::ops::{self, Chunk, Context, Matrix, WeightWork};
-use crate::stages::Held;
+use crate::stages::{Held, Offloaded};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Division, Inventory};
 use kernels::Output;
@@ -370,5 +371,34 @@ impl<D: Space, const C: usize> Held for Copies<D, C> {
 impl<D: Space, const C: usize> Held for Received<D, C> {
     fn bytes(&self) -> usize {
         self.0.rows.bytes()
+    }
+}
+
+/// Row numbers and weights of copies are small, and read while others are on their way.
+impl<D: Device> Offloaded<D> for Route<D> {
+    fn put_away(&mut self, _device: &D) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn bring_back(&mut self, _device: &D) {}
+}
+
+impl<D: Space, const C: usize> Offloaded<D> for Copies<D, C> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.put_away(device)
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.0.bring_back(device);
+    }
+}
+
+impl<D: Space, const C: usize> Offloaded<D> for Received<D, C> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.rows.put_away(device)
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.0.rows.bring_back(device);
     }
 }

@@ -2,8 +2,9 @@
 
 use super::placement::StreamPlacement;
 use crate::device::{Device, Space};
+use crate::device_error::DeviceError;
 use crate::ops::{Chunk, Context, Residual, Statistics as RowStatistics};
-use crate::stages::{Held, Shared};
+use crate::stages::{Held, Offloaded, Shared};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::SharedBuffer;
 use std::marker::PhantomData;
@@ -235,5 +236,71 @@ impl<D: Space> Held for Statistics<D> {
 impl<D: Space> Held for LogSumExp<D> {
     fn bytes(&self) -> usize {
         Self::bytes(self)
+    }
+}
+
+impl<D: Space, P, const R: usize, const C: usize> Offloaded<D> for Tensor<D, P, R, C> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.buffer.put_away(device)
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.buffer.bring_back(device);
+    }
+}
+
+impl<D: Space, P, const R: usize> Offloaded<D> for Numbers<D, P, R> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.buffer.put_away(device)
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.buffer.bring_back(device);
+    }
+}
+
+impl<D: Space> Offloaded<D> for Statistics<D> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        Rc::get_mut(&mut self.0).map_or(Ok(()), |statistics| statistics.put_away(device))
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        if let Some(statistics) = Rc::get_mut(&mut self.0) {
+            statistics.bring_back(device);
+        }
+    }
+}
+
+impl<D: Space> Offloaded<D> for LogSumExp<D> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.put_away(device)
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.0.bring_back(device);
+    }
+}
+
+impl<D: Space, P: StreamPlacement, const R: usize, const C: usize> Offloaded<D>
+    for Stream<D, P, R, C>
+{
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        match &mut self.residual {
+            Residual::Whole(x) => x.put_away(device),
+            Residual::Split(x, branch) => {
+                x.put_away(device)?;
+                branch.put_away(device)
+            }
+        }
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        match &mut self.residual {
+            Residual::Whole(x) => x.bring_back(device),
+            Residual::Split(x, branch) => {
+                x.bring_back(device);
+                branch.bring_back(device);
+            }
+        }
     }
 }

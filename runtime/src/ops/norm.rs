@@ -2,6 +2,7 @@
 
 use super::{Context, WeightWork};
 use crate::device::{Device, Space};
+use crate::device_error::DeviceError;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::gradients::GradientSink;
 use crate::state::params::{
@@ -57,6 +58,21 @@ pub struct Statistics<D: Space> {
 }
 
 impl<D: Space> Statistics<D> {
+    /// Moves them to host memory ([`crate::Buffer::put_away`]).
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.mean.put_away(device)?;
+        self.inverse.put_away(device)
+    }
+
+    /// Moves them back.
+    pub fn bring_back(&mut self, device: &D) {
+        self.mean.bring_back(device);
+        self.inverse.bring_back(device);
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.mean.bytes() + self.inverse.bytes()

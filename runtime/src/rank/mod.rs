@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::groups::{ExpertGroups, Groups};
 use crate::ops::{ContextRanks, DropoutDraws, RouterLog, TokenIds, VocabularyShard};
 use crate::spec::Reduction;
-use crate::spec::{OptimizerMemory, TrainerSpec};
+use crate::spec::{HostMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
 use crate::state::buffer::{Pools, WideBuffer};
 use crate::state::checkpoint::{Checkpoint, Tensors};
@@ -172,7 +172,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// What this rank holds between steps.
     pub fn state_memory(&self) -> StateBytes {
         let optimizer = self.state.optimizer_bytes() as u64;
-        let on_host = self.fixed.spec.optimizer == OptimizerMemory::Host;
+        let on_host = self.fixed.spec.host_memory == HostMemory::Optimizer;
         StateBytes {
             parameters: self.state.weights.bytes() as u64,
             gradients: self.gradients.sums().bytes() as u64,
@@ -224,10 +224,12 @@ impl<'a, D: Device> Rank<'a, D> {
         let Fixed { spec, groups, device, .. } = &self.fixed;
         let chooses = "experts are chosen on the host";
         let decides = "optimizer post-validation decides on the host within a step";
+        let waits = "activations go to host memory within a step";
         let why_not = refused
             .or_else(|| device.not_recordable())
             .or_else(|| groups.world.not_recordable())
             .or(spec.post_validation.then_some(decides))
+            .or((spec.host_memory == HostMemory::Activations).then_some(waits))
             .or(spec.experts.map(|_| chooses));
         self.graph_replay.set(when, why_not);
     }

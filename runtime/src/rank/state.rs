@@ -6,7 +6,7 @@ use super::{Fixed, StepResult};
 use crate::comm::{CommError, Request};
 use crate::device::{Device, Parameter, Proposal, Space, Target, WideMut};
 use crate::scalar::Number;
-use crate::spec::{OptimizerMemory, TrainerSpec};
+use crate::spec::{HostMemory, TrainerSpec};
 use crate::state::params::{HeldParameter, Init, Inventory, Store};
 use crate::state::shards::{Shards, Slice};
 use crate::state::weights::Weights;
@@ -83,11 +83,11 @@ impl<D: Device> TrainingState<D> {
     ) -> Self {
         let exact = D::MASTERS || spec.post_validation;
         let zeros = || Store::updated(device, shards, inventory);
-        let optimizer = match spec.optimizer {
-            OptimizerMemory::Device => {
+        let optimizer = match spec.host_memory {
+            HostMemory::Nothing | HostMemory::Activations => {
                 OptimizerState::OnDevice { exact: exact.then(zeros), moments: [zeros(), zeros()] }
             }
-            OptimizerMemory::Host => OptimizerState::OnHost(HostOptimizer::new(shards.updated())),
+            HostMemory::Optimizer => OptimizerState::OnHost(HostOptimizer::new(shards.updated())),
         };
         let weights = Weights::new(device, shards);
         Self { weights, optimizer, updates: 0, completed: 0 }

@@ -3,8 +3,9 @@
 
 pub mod pair;
 
-use crate::comm::CommError;
+use crate::comm::{CommError, Element};
 use crate::device::{Device, Space};
+use crate::device_error::DeviceError;
 use crate::ops::{Context, Gradients, VocabularyShard};
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Buffer, WideBuffer};
@@ -12,6 +13,7 @@ use crate::state::params::{Inventory, ParameterSlice};
 use pair::Running;
 use std::any::Any;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// What a stage holds: consecutive layers, and maybe what comes before the first and after the
 /// last.
@@ -177,10 +179,66 @@ impl<T: Held> Held for Vec<T> {
     }
 }
 
+/// What can lie in host memory between a forward and a backward pass. What others hold too stays
+/// where it is.
+pub trait Offloaded<D: Space> {
+    /// Moves it to host memory; waits for it.
+    ///
+    /// # Errors
+    /// The device has failed.
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError>;
+
+    /// Moves it back.
+    fn bring_back(&mut self, device: &D);
+}
+
+impl<D: Space, T: Offloaded<D>> Offloaded<D> for Vec<T> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.iter_mut().try_for_each(|each| each.put_away(device))
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        self.iter_mut().for_each(|each| each.bring_back(device));
+    }
+}
+
+impl<D: Space, E: Element> Offloaded<D> for Rc<Buffer<D, E>> {
+    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        Rc::get_mut(self).map_or(Ok(()), |buffer| buffer.put_away(device))
+    }
+
+    fn bring_back(&mut self, device: &D) {
+        if let Some(buffer) = Rc::get_mut(self) {
+            buffer.bring_back(device);
+        }
+    }
+}
+
 /// Declares a struct of what is kept for a backward pass: its bytes are those of its fields. With
-/// `logits in FIELD` that field is the logits.
+/// `logits in FIELD` that field is the logits; with `offloaded` it can lie in host memory.
 #[macro_export]
 macro_rules! kept {
+    ($(#[$doc:meta])* $seen:vis struct $name:ident<$d:ident> {
+        $($(#[$of:meta])* $field:ident: $type:ty,)*
+    } offloaded) => {
+        $crate::kept! {
+            $(#[$doc])*
+            $seen struct $name<$d> {
+                $($(#[$of])* $field: $type,)*
+            }
+        }
+
+        impl<$d: $crate::Device> $crate::stages::Offloaded<$d> for $name<$d> {
+            fn put_away(&mut self, device: &$d) -> Result<(), $crate::DeviceError> {
+                $($crate::stages::Offloaded::put_away(&mut self.$field, device)?;)*
+                Ok(())
+            }
+
+            fn bring_back(&mut self, device: &$d) {
+                $($crate::stages::Offloaded::bring_back(&mut self.$field, device);)*
+            }
+        }
+    };
     ($(#[$doc:meta])* $seen:vis struct $name:ident<$d:ident> {
         $($(#[$of:meta])* $field:ident: $type:ty,)*
     } $(logits in $logits:ident)?) => {
@@ -270,6 +328,49 @@ pub fn backward_all<D: Device, L: Layer<D>>(
     gradients: &mut Gradients<'_, D>,
 ) -> Result<L::Gradient, CommError> {
     for (layer, kept) in layers.iter().zip(kept).rev() {
+        dy = layer.backward(ctx, kept, dy, gradients)?;
+    }
+    Ok(dy)
+}
+
+/// Forward through layers; what each keeps goes to host memory.
+///
+/// # Errors
+/// Those of any collective call, and a device that failed.
+pub fn forward_offloading<D: Device, L: Layer<D>>(
+    layers: &[L],
+    ctx: &Context<'_, D>,
+    mut stream: L::Stream,
+) -> Result<(L::Stream, Vec<L::Kept>), CommError>
+where
+    L::Kept: Offloaded<D>,
+{
+    let mut all = Vec::with_capacity(layers.len());
+    for layer in layers {
+        let (next, mut kept) = layer.forward(ctx, stream)?;
+        kept.put_away(ctx.device)?;
+        all.push(kept);
+        stream = next;
+    }
+    Ok((stream, all))
+}
+
+/// Backward through layers of which host memory holds what they kept.
+///
+/// # Errors
+/// Those of any collective call.
+pub fn backward_offloaded<D: Device, L: Layer<D>>(
+    layers: &[L],
+    ctx: &Context<'_, D>,
+    kept: Vec<L::Kept>,
+    mut dy: L::Gradient,
+    gradients: &mut Gradients<'_, D>,
+) -> Result<L::Gradient, CommError>
+where
+    L::Kept: Offloaded<D>,
+{
+    for (layer, mut kept) in layers.iter().zip(kept).rev() {
+        kept.bring_back(ctx.device);
         dy = layer.backward(ctx, kept, dy, gradients)?;
     }
     Ok(dy)

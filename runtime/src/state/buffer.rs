@@ -8,7 +8,7 @@
 //! excess is freed.
 
 use crate::comm::Element;
-use crate::device::Space;
+use crate::device::{DeviceError, Space};
 use crate::scalar::Number;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -102,7 +102,7 @@ impl<D: Space, E: Number> Pool<D, E> {
     pub fn take(&self, device: &D, len: usize) -> Buffer<D, E> {
         let free = self.on_shelf(len, Shelf::take);
         let memory = free.unwrap_or_else(|| device.zeros(len));
-        let mut buffer = Buffer { memory, pool: Some(self.clone()) };
+        let mut buffer = Buffer { memory, pool: Some(self.clone()), on_host: None };
         if cfg!(debug_assertions) {
             device.fill(buffer.view_mut(), E::nearest(f64::NAN));
         }
@@ -122,7 +122,7 @@ impl<D: Space, E: Element> Pool<D, E> {
     pub fn adopt(&self, memory: D::Memory<E>) -> Buffer<D, E> {
         let too_many = self.on_shelf(D::len(&memory), Shelf::adopt);
         drop(too_many);
-        Buffer { memory, pool: Some(self.clone()) }
+        Buffer { memory, pool: Some(self.clone()), on_host: None }
     }
 
     fn on_shelf<R>(&self, len: usize, work: impl FnOnce(&mut Shelf<D::Memory<E>>) -> R) -> R {
@@ -134,6 +134,8 @@ impl<D: Space, E: Element> Pool<D, E> {
 pub struct Buffer<D: Space, E: Element = <D as Space>::Stored> {
     memory: D::Memory<E>,
     pool: Option<Pool<D, E>>,
+    /// The elements, while they are in host memory and there is none on the device.
+    on_host: Option<Vec<E>>,
 }
 
 /// Statistics of rows.
@@ -142,13 +144,13 @@ pub type WideBuffer<D> = Buffer<D, <D as Space>::Wide>;
 impl<D: Space, E: Element> Buffer<D, E> {
     /// No elements.
     pub fn empty() -> Self {
-        Self { memory: D::empty(), pool: None }
+        Self { memory: D::empty(), pool: None, on_host: None }
     }
 
     /// Memory that no pool takes back: of lengths that differ from step to step, a pool would keep
     /// one buffer each.
     pub fn apart(memory: D::Memory<E>) -> Self {
-        Self { memory, pool: None }
+        Self { memory, pool: None, on_host: None }
     }
 
     /// Elements.
@@ -187,6 +189,40 @@ impl<D: Space, E: Element> Buffer<D, E> {
         D::view_mut(&mut self.memory, 0..len)
     }
 
+    /// Moves the elements to host memory; waits for them. Until [`Self::bring_back`] the buffer has
+    /// no elements, and its memory serves others.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+        if !self.is_empty() {
+            self.on_host = Some(device.download(self.view())?);
+            self.free();
+        }
+        Ok(())
+    }
+
+    /// Moves the elements back.
+    pub fn bring_back(&mut self, device: &D) {
+        let Some(elements) = self.on_host.take() else { return };
+        let len = elements.len();
+        let free = self.pool.as_ref().and_then(|pool| pool.on_shelf(len, Shelf::take));
+        self.memory = free.unwrap_or_else(|| device.zeros(len));
+        device.upload(&elements, self.view_mut());
+    }
+
+    /// Bytes in host memory.
+    pub fn host_bytes(&self) -> usize {
+        self.on_host.as_ref().map_or(0, |elements| elements.len() * size_of::<E>())
+    }
+
+    fn free(&mut self) {
+        let memory = std::mem::replace(&mut self.memory, D::empty());
+        if let Some(pool) = &self.pool {
+            pool.on_shelf(D::len(&memory), |shelf| shelf.give(memory));
+        }
+    }
+
     /// Takes the memory out of the buffer for good: it does not return to the pool.
     pub fn into_memory(mut self) -> D::Memory<E> {
         let memory = std::mem::replace(&mut self.memory, D::empty());
@@ -199,9 +235,8 @@ impl<D: Space, E: Element> Buffer<D, E> {
 
 impl<D: Space, E: Element> Drop for Buffer<D, E> {
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            let memory = std::mem::replace(&mut self.memory, D::empty());
-            pool.on_shelf(D::len(&memory), |shelf| shelf.give(memory));
+        if self.on_host.is_none() {
+            self.free();
         }
     }
 }
@@ -230,6 +265,24 @@ mod tests {
         assert_ne!(pool.take(&device, 5).view().as_ptr(), kept.as_ptr());
         drop(pool.adopt(kept));
         assert_eq!(free(&pool, 5), 1);
+    }
+
+    #[test]
+    fn elements_go_to_the_host_and_back() {
+        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        let mut buffer = pool.adopt(vec![1.0, 2.0, 3.0]);
+        buffer.put_away(&device).unwrap();
+        assert_eq!((buffer.len(), buffer.bytes(), buffer.host_bytes()), (0, 0, 12));
+        // Its memory serves another meanwhile.
+        let other = pool.take(&device, 3);
+        assert_eq!(free(&pool, 3), 0);
+        drop(other);
+        buffer.bring_back(&device);
+        assert_eq!((buffer.view(), buffer.host_bytes()), (&[1.0, 2.0, 3.0][..], 0));
+        assert_eq!(free(&pool, 3), 0);
+        buffer.put_away(&device).unwrap();
+        drop(buffer);
+        assert_eq!(free(&pool, 3), 1);
     }
 
     /// As in an all-gather: short buffers leave and long ones arrive, step after step.

@@ -60,7 +60,7 @@ pub fn left_over(spec: &TrainerSpec, ahead: &[usize], pipeline_rank: usize) -> V
 mod tests {
     use super::*;
     use crate::context_parallel::ContextParallel;
-    use crate::spec::OptimizerMemory;
+    use crate::spec::HostMemory;
     use crate::state::shards::Zero;
     use models::mesh::Mesh;
     use models::mesh::RankOrder;
@@ -81,7 +81,7 @@ mod tests {
             vocab: None,
             zero: Zero::NONE,
             reduction: crate::spec::Reduction::default(),
-            optimizer: OptimizerMemory::Device,
+            host_memory: HostMemory::Nothing,
             post_validation: true,
             passes: schedule.by_rank().into(),
             seq_len: 8,

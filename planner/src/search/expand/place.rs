@@ -16,7 +16,7 @@ use crate::pricing::priced::Placed;
 use crate::pricing::stage_transfers::fixed_durations;
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
-use models::decisions::{Decisions, Offload};
+use models::decisions::Decisions;
 use std::rc::Rc;
 
 impl Expansion {
@@ -136,7 +136,7 @@ impl Worker<'_> {
         parallel: &LayoutView,
     ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
         let pipeline =
-            Decisions { zero_stage: 0, dp_shard: 1, offload: Offload::None, ..d.clone() };
+            Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
         let known = self.last_spec.take().filter(|(of, ..)| *of == pipeline);
         let (_, spec, plain) = known.unwrap_or_else(|| {
             let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);

@@ -9,7 +9,7 @@ use crate::pricing::Configuration;
 use crate::pricing::pipelines::PipelineKey;
 use crate::request::Task;
 use crate::until::Until;
-use models::decisions::{Decisions, Offload, RankOrder};
+use models::decisions::{Decisions, RankOrder};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -124,7 +124,7 @@ fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
         let pipeline = Decisions {
             zero_stage: 0,
             dp_shard: 1,
-            offload: Offload::None,
+            offload: candidate.decisions.offload.of_layers(),
             rank_order: RankOrder::DpInner,
             ..candidate.decisions.clone()
         };
