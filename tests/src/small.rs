@@ -180,7 +180,7 @@ const NARROWED: [(&str, &[&str]); 12] = [
         "vocab",
         &["first_last", "redistribute", "tensor", "parallel_1,tensor", "parallel_2", "interlaced"],
     ),
-    ("offload", &["none", "none", "optimizer"]),
+    ("offload", &["none", "none", "optimizer", "activations"]),
     ("rank_order", &["tp-cp-dp-pp", "tp-cp-pp-dp"]),
     ("cp_style", &["zigzag", "all_gather", "ring,ulysses"]),
 ];
