@@ -126,7 +126,8 @@ fn shared_experts_and_groups() {
     }
 }
 
-/// gpt-oss's layers: sinks, biases of experts and routers, a clamped activation, stretched positions.
+/// gpt-oss's layers: sinks, biases of experts and routers, a clamped activation, stretched
+/// positions.
 fn with_sinks_and_biases() -> ModelSpec {
     let mut model = model("qwen3_moe");
     (model.attention.sinks, model.attention.qkv_bias, model.attention.out_bias) =

@@ -22,9 +22,17 @@ pub fn has_weights(case: &str) -> bool {
 /// # Panics
 /// If the request is invalid, or nothing fits.
 pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
+    planned_on("laptop", case, gpus, settings)
+}
+
+/// The same on another cluster.
+///
+/// # Panics
+/// As [`planned`].
+pub fn planned_on(cluster: &str, case: &str, gpus: u64, settings: &[&str]) -> Plan {
     let request = Request::new(&Flags {
         model: folder(case).join("config.json").display().to_string(),
-        cluster: Some("laptop".to_owned()),
+        cluster: Some(cluster.to_owned()),
         gpus,
         global_batch: Some(8),
         seq_len: Some(32),

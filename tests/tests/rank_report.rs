@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use direct::Direct;
-use meshwright_tests::golden::{folder, has_weights, planned};
+use meshwright_tests::golden::{folder, has_weights, planned, planned_on};
 use models::decisions::CpStyle;
 use models::formulas::communication::{
     LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
@@ -26,12 +26,7 @@ const STEPS: f64 = 2.0;
 const F32: f64 = 4.0;
 
 /// Golden case, number of GPUs, and pinned settings.
-const PLANS: [(&str, u64, &[&str]); 30] = [
-    (
-        "llama_gqa",
-        4,
-        &["tp=2", "pp=2", "zero_stage=0", "schedule=1f1b", "micro_batch=1", "offload=activations"],
-    ),
+const PLANS: [(&str, u64, &[&str]); 29] = [
     (
         "llama_gqa",
         8,
@@ -278,7 +273,11 @@ struct Ran {
 
 impl Ran {
     fn new(test: &str, case: &str, gpus: u64, settings: &[&str]) -> Self {
-        let plan = planned(case, gpus, settings);
+        Self::of(&planned(case, gpus, settings), test, case, settings)
+    }
+
+    fn of(plan: &Plan, test: &str, case: &str, settings: &[&str]) -> Self {
+        let gpus = plan.inputs.gpus;
         let program = Program::new(&plan.inputs.model, &plan.decisions, &plan.stages);
         let program = program.expect("it can be trained");
         let what = format!("{case} {}", settings.join(" "));
@@ -286,7 +285,7 @@ impl Ran {
         assert_eq!(ranks.len() as u64, gpus, "{what}");
         let planned_activations =
             plan.device_memory().iter().map(|memory| memory.activations).collect();
-        Self { what, planned_activations, schedule: schedule(&plan), program, ranks }
+        Self { what, planned_activations, schedule: schedule(plan), program, ranks }
     }
 
     /// Runs every plan. Tests run concurrently, so each has its own files.
@@ -730,6 +729,32 @@ fn vocabulary_passes_reduce_what_was_planned() {
                 let planned = run.micro_batches() * elements * F32;
                 assert_eq!(handed(rank, group, call), planned, "{} {group}", run.what);
             }
+        }
+    }
+}
+
+/// Only what comes before and after the layers is left on the device.
+#[test]
+fn activations_in_host_memory_leave_the_device() {
+    for case in ["llama_gqa", "mixtral"] {
+        let settings = [
+            "tp=2",
+            "pp=2",
+            "schedule=1f1b",
+            "micro_batch=1",
+            "fused_loss=true",
+            "sequence_parallel=true",
+        ];
+        let bytes = |offload: &str| {
+            let settings: Vec<&str> = settings.into_iter().chain([offload]).collect();
+            let plan = planned_on("dgx_h100", case, 4, &settings);
+            let ran = Ran::of(&plan, "host", case, &settings);
+            let bytes = |rank: &Value| number(&rank["peak_activation_bytes"]);
+            ran.ranks.iter().map(bytes).collect::<Vec<u64>>()
+        };
+        let (device, host) = (bytes("offload=none"), bytes("offload=activations"));
+        for (device, host) in device.iter().zip(&host) {
+            assert!(10 * host < *device, "{case}: {host} of {device} bytes");
         }
     }
 }

@@ -190,6 +190,32 @@ impl DirectStage {
         Ok(passed)
     }
 
+    /// Moves what layers have kept to host memory: what the layer before part `index` has, and, of
+    /// the stage's last layer, what it has itself. As one tensor its output has no part of that.
+    fn put_away<D: Device>(
+        &self,
+        ctx: &Context<'_, D>,
+        index: usize,
+        passed: Slot<D>,
+        kept: &mut [PartKept<D>],
+    ) -> Result<Slot<D>, CommError> {
+        let next = self.parts.get(index + 1);
+        let is_last = !next.is_some_and(|next| self.offloads(next));
+        let passed = match passed {
+            Slot::Stream(stream @ Residual::Split(..)) if is_last => {
+                Slot::Stream(Residual::Whole(Rc::new(stream.whole(ctx))))
+            }
+            passed => passed,
+        };
+        let of_layer = |n: &usize| self.offloads(&self.parts[*n]);
+        let before = index.checked_sub(1).filter(of_layer);
+        for n in before.into_iter().chain(is_last.then_some(index)) {
+            let PartKept::Values(values) = &mut kept[n] else { continue };
+            values.iter_mut().try_for_each(|(_, slot)| put_away(slot, ctx.device))?;
+        }
+        Ok(passed)
+    }
+
     /// Whether what the part keeps lies in host memory.
     fn offloads(&self, part: &Part) -> bool {
         let activations = self.lowered.program.offload == Offload::Activations;
@@ -231,18 +257,13 @@ impl DirectStage {
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed).await?;
             kept.push(match (group, input) {
-                (None, _) => {
-                    let mut values = run.keep(part.recompute);
-                    if self.offloads(part) {
-                        for (_, slot) in &mut values {
-                            put_away(slot, ctx.device).map_err(CommError::from)?;
-                        }
-                    }
-                    PartKept::Values(values)
-                }
+                (None, _) => PartKept::Values(run.keep(part.recompute)),
                 (Some(_), Some(input)) => PartKept::Input(input),
                 (Some(_), None) => PartKept::Nothing,
             });
+            if self.offloads(part) {
+                passed = self.put_away(&ctx, index, passed, &mut kept)?;
+            }
         }
         let logits = self.parts.last().and_then(|part| {
             segment(&self.lowered, part.place).values.iter().position(|of| of.name == "logits")

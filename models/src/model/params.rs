@@ -78,7 +78,7 @@ fn attention(spec: &ModelSpec) -> (u64, u64) {
     (matrices, whole + out_bias + qk_norm)
 }
 
-/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, QKV biases, and sinks `a` (Ainslie et al. 2023, section 2.2;
+/// Q `h·ad`, K and V `2h·kd`, O `ad·h`, QKV biases, sinks `a` (Ainslie et al. 2023, section 2.2;
 /// multi-head attention is `k = a`).
 fn grouped_query(spec: &ModelSpec) -> u64 {
     let query = spec.attention.heads * spec.attention.head_dim;

@@ -531,11 +531,16 @@ impl<'a> Configuration<'a> {
         let mut host = vec![0.0; self.ranks()];
         for (stage, cost) in stages.iter().enumerate() {
             for rank in self.holders_of(stage) {
-                host[rank] += self.state_memory(cost.params).host
-                    + self.most_in_flight(stage) * cost.host_in_flight_bytes;
+                host[rank] += self.stage_host_bytes(stage, cost);
             }
         }
         host.into_iter().fold(0.0, f64::max)
+    }
+
+    /// What one stage needs of host memory.
+    pub(crate) fn stage_host_bytes(&self, stage: usize, cost: &StageCost) -> f64 {
+        let activations = self.most_in_flight(stage) * cost.host_in_flight_bytes;
+        self.state_memory(cost.params).host + activations
     }
 
     /// The layer ranges to try, where they are listed: a single one for `first_last` and

@@ -48,7 +48,7 @@ impl Configuration<'_> {
 
     fn free_column(&self, stage: usize, range: (usize, usize), budget: f64) -> Option<Column> {
         let cost = self.stage(stage, range.0, range.1);
-        if budget.is_finite() && !self.fits_host(self.state.memory(cost.params).host) {
+        if budget.is_finite() && !self.fits_host(self.stage_host_bytes(stage, &cost)) {
             return None;
         }
         let recompute = self.fastest_recompute(stage, range, &cost, budget)?;

@@ -81,7 +81,8 @@ impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: 
         Self { core, placement: PhantomData }
     }
 
-    /// The gradient of the sinks, from the output of `R` queries, its log-sum-exp, and its gradient.
+    /// The gradient of the sinks, from the output of `R` queries, its log-sum-exp and its
+    /// gradient.
     ///
     /// # Panics
     /// There are no sinks.

@@ -333,7 +333,8 @@ pub fn backward_all<D: Device, L: Layer<D>>(
     Ok(dy)
 }
 
-/// Forward through layers; what each keeps goes to host memory.
+/// Forward through layers; what each keeps goes to host memory once the next one has run, which
+/// reads part of it.
 ///
 /// # Errors
 /// Those of any collective call, and a device that failed.
@@ -343,14 +344,22 @@ pub fn forward_offloading<D: Device, L: Layer<D>>(
     mut stream: L::Stream,
 ) -> Result<(L::Stream, Vec<L::Kept>), CommError>
 where
+    L::Stream: Shared<D>,
     L::Kept: Offloaded<D>,
 {
-    let mut all = Vec::with_capacity(layers.len());
+    let mut all: Vec<L::Kept> = Vec::with_capacity(layers.len());
     for layer in layers {
-        let (next, mut kept) = layer.forward(ctx, stream)?;
-        kept.put_away(ctx.device)?;
+        let (next, kept) = layer.forward(ctx, stream)?;
+        if let Some(before) = all.last_mut() {
+            before.put_away(ctx.device)?;
+        }
         all.push(kept);
         stream = next;
+    }
+    // As one tensor the stream no longer has part of what the last layer keeps.
+    let [stream, _] = stream.twice(ctx);
+    if let Some(last) = all.last_mut() {
+        last.put_away(ctx.device)?;
     }
     Ok((stream, all))
 }
