@@ -17,7 +17,7 @@ pub fn apply<T: Real>(cpu: &Cpu, of: &Sinks, sinks: &[T], lse: &[T], new: &mut [
             let row = block * rows + n;
             let sink = sinks[row % of.heads].to_f64();
             let share = 1.0 / (1.0 + (sink - lse[of.statistic(row)].to_f64()).exp());
-            out.iter_mut().for_each(|out| *out = *out * T::from_f64(share));
+            out.iter_mut().for_each(|out| *out *= T::from_f64(share));
         }
     });
     let queries = of.queries.max(1);
