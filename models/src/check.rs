@@ -203,6 +203,12 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         checks.that((least..=most).contains(&value), &format!("inputs.model.{name}"), value, valid);
     }
     let positions = yarn.map_or(1, |yarn| yarn.original_positions);
+    let rises = yarn.is_none_or(|yarn| yarn.beta_slow < yarn.beta_fast);
+    let slow = yarn.map_or(1.0, |yarn| yarn.beta_slow);
+    checks.that(rises, "inputs.model.numerics.yarn.beta_slow", slow, "below beta_fast");
+    let turns = yarn.is_none() || model.positions == Positions::Rope && numerics.rope_theta > 1.0;
+    let theta = numerics.rope_theta;
+    checks.that(turns, "inputs.model.numerics.rope_theta", theta, "above 1, with rope, for yarn");
     let name = "inputs.model.numerics.yarn.original_positions";
     checks.that(positions > 0, name, positions, "1 or more");
     let norms = model.norm.per_layer;
@@ -341,10 +347,10 @@ fn state(plan: &Plan, checks: &mut Checks) {
     checks.that(holds, "decisions.dp_shard", d.dp_shard, valid);
     if d.offload == Offload::Activations {
         let whole = !d.schedule.splits_backward();
-        let valid = "none or optimizer with a schedule that splits backward";
+        let valid = "none or optimizer: the schedule splits backward";
         checks.that(whole, "decisions.offload", d.offload, valid);
         let alike = d.recompute != RecomputePolicy::PerLayer && d.recompute_group == 1;
-        let valid = "none or optimizer with recompute per_layer or in groups";
+        let valid = "none or optimizer: layers recompute per_layer or in groups";
         checks.that(alike, "decisions.offload", d.offload, valid);
     }
     let useful = d.pp > 1 && d.schedule.splits_backward() && !d.vocab.over_pipeline();

@@ -193,8 +193,9 @@ names! {
         None = "none",
         /// Master weights and Adam moments.
         Optimizer = "optimizer",
-        /// What transformer layers keep for their backward pass. It is copied there under the
-        /// layers that follow, and back before it is read.
+        /// What transformer layers keep for their backward pass. It is copied there after the next
+        /// layer's forward pass, and back before it is read; docs/design/sharding.md says what
+        /// hides the copies.
         Activations = "activations",
     }
 }

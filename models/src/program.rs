@@ -260,7 +260,7 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
         !(d.post_validation && on_host),
         "post_validation",
         true,
-        "false with the optimizer's state in host memory",
+        "false with optimizer state or activations in host memory",
     );
     let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");

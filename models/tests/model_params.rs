@@ -237,3 +237,33 @@ fn shipped_numerics() {
     assert!((gemma.numerics.embedding_scale - (gemma.hidden as f64).sqrt()).abs() < 1e-12);
     assert_eq!(gemma.numerics.query_pre_attn_scalar, 256.0);
 }
+
+/// YaRN as configurations have it, some with the older name of its kind too.
+#[test]
+fn stretched_positions() {
+    let scaling = "{\"type\": \"yarn\", \"rope_type\": \"yarn\", \"factor\": 4.0, \
+                    \"original_max_position_embeddings\": 16}";
+    let numerics = configured("llama", &format!("\"rope_scaling\": {scaling},"));
+    let yarn = numerics.yarn.expect("it is read");
+    assert_eq!((yarn.factor, yarn.original_positions, yarn.truncate), (4.0, 16, true));
+    assert_eq!((yarn.beta_fast, yarn.beta_slow), (32.0, 1.0));
+    let plain = configured("llama", "");
+    let factor = numerics.score_scale() / plain.score_scale();
+    assert!((factor - (0.1 * 4f64.ln() + 1.0).powi(2)).abs() < 1e-14);
+    // DeepSeek's variant, and another kind: named, not computed.
+    for other in ["\"mscale\": 1.0, \"rope_type\": \"yarn\"", "\"rope_type\": \"linear\""] {
+        let of = format!("\"rope_scaling\": {{{other}, \"factor\": 4.0}},");
+        let numerics = configured("llama", &of);
+        assert_eq!((numerics.yarn, numerics.unknown), (None, vec!["rope_scaling".to_owned()]));
+    }
+}
+
+/// The defaults of gpt-oss's class: only null switches its scaling off.
+#[test]
+fn gpt_oss_stretches_unless_told_not_to() {
+    let experts = "\"num_local_experts\": 4, \"experts_per_token\": 2,";
+    let yarn = configured("gpt_oss", experts).yarn.expect("its class has it");
+    assert_eq!((yarn.factor, yarn.original_positions, yarn.truncate), (32.0, 4096, false));
+    let off = configured("gpt_oss", &format!("{experts} \"rope_scaling\": null,"));
+    assert_eq!((off.yarn, off.unknown), (None, vec![]));
+}

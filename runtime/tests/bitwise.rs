@@ -79,7 +79,7 @@ fn what_replicas_share() {
 }
 
 #[test]
-fn where_the_optimizer_lies() {
+fn what_host_memory_holds() {
     for case in CASES {
         for zero in [0, 1, 2, 3] {
             let split = Split { zero, ..busy() };

@@ -35,7 +35,7 @@ const ORDER: [RankOrder; 2] = [RankOrder::DpInner, RankOrder::PpInner];
 const REDUCTION: [Reduction; 3] =
     [Reduction::Buckets { bytes: 1 << 14 }, Reduction::AtEnd, Reduction::PerParameter];
 /// ZeRO stage, replicas that share one copy (0 for all), and where the optimizer's state lies.
-const ZERO: [(u8, usize, Offload); 10] = [
+const ZERO: [(u8, usize, Offload); 8] = [
     (0, 0, Offload::None),
     (1, 0, Offload::None),
     (2, 0, Offload::None),
@@ -44,8 +44,6 @@ const ZERO: [(u8, usize, Offload); 10] = [
     (3, 2, Offload::None),
     (0, 0, Offload::Optimizer),
     (2, 0, Offload::Optimizer),
-    (0, 0, Offload::Activations),
-    (3, 0, Offload::Activations),
 ];
 /// Context-parallel ranks, how they exchange, and the ranks of a Ulysses group.
 const CP: [(usize, CpStyle, usize); 9] = [

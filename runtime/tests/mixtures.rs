@@ -56,7 +56,7 @@ const OVERLAP: [(MoeOverlap, usize); 6] = [
     (MoeOverlap::Ampipe, 4),
     (MoeOverlap::Pair, 1),
 ];
-/// ZeRO stage, replicas that share one copy (0 for all), and where the optimizer's state lies.
+/// ZeRO stage, replicas that share one copy (0 for all), and what host memory holds.
 const ZERO: [(u8, usize, Offload); 9] = [
     (0, 0, Offload::None),
     (1, 0, Offload::None),

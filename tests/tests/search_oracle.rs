@@ -38,6 +38,20 @@ fn the_search_equals_brute_force_where_host_memory_binds() {
     });
 }
 
+/// Over slow links, where recomputing everything may be the fastest: then least is moved.
+#[test]
+fn the_search_equals_brute_force_with_activations_on_the_host() {
+    let tally = compare_all(instances(60, 300), |instance| {
+        let fixed =
+            |setting: &String| setting.starts_with("offload") || setting.contains("recompute");
+        instance.settings.retain(|setting| !fixed(setting));
+        instance.settings.push("offload=activations".to_owned());
+        let fast = instance.cluster.host.link_bytes_per_s;
+        instance.cluster.host.link_bytes_per_s = fast / if instance.gpus > 2 { 20.0 } else { 3.0 };
+    });
+    assert!(tally.kinds[1] * 10 > tally.compared, "recomputing never pays");
+}
+
 fn compare_all(wanted: u64, change: impl Fn(&mut Instance)) -> Tally {
     let mut tally =
         Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 4], failures: vec![] };

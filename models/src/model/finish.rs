@@ -422,7 +422,7 @@ fn numerics(
             |x| (1.0..=1e12).contains(&x),
             "valid: 1 or more, for example 10000",
         )?,
-        yarn: raw.yarn.as_ref().map(|yarn| stretched(check, yarn)).transpose()?,
+        yarn: raw.yarn.as_ref().map(|yarn| stretched(check, raw, yarn)).transpose()?,
         query_pre_attn_scalar: check.real(
             "query_pre_attn_scalar",
             &raw.query_pre_attn_scalar,
@@ -442,7 +442,14 @@ fn numerics(
     })
 }
 
-fn stretched(check: &Checker<'_>, raw: &RawYarn) -> Result<Yarn, InputError> {
+fn stretched(check: &Checker<'_>, model: &RawModel, raw: &RawYarn) -> Result<Yarn, InputError> {
+    let rope = or(&model.positions, RawPositions::Rope) == RawPositions::Rope;
+    if !rope || model.rope_theta.as_ref().is_some_and(|theta| theta.value <= 1.0) {
+        let message = "`yarn` stretches frequencies that this model does not have";
+        return Err(check
+            .error(&raw.factor, message)
+            .help("valid with positions: rope and a rope_theta above 1"));
+    }
     let from_one = |x: f64| (1.0..=1e6).contains(&x);
     let positive = |x: f64| x > 0.0 && x <= 1e6;
     let help = "valid: 1 or more, for example 32";
@@ -458,11 +465,13 @@ fn stretched(check: &Checker<'_>, raw: &RawYarn) -> Result<Yarn, InputError> {
         beta_slow: beta("beta_slow", &raw.beta_slow, 1.0, "valid: above 0, for example 1")?,
         truncate: or(&raw.truncate, true),
     };
-    match &raw.beta_slow {
-        Some(given) if yarn.beta_slow >= yarn.beta_fast => {
+    match (&raw.beta_slow, &raw.beta_fast) {
+        _ if yarn.beta_slow < yarn.beta_fast => Ok(yarn),
+        (Some(given), _) => {
             Err(check.refuse("beta_slow", given, &format!("valid: below {}", yarn.beta_fast)))
         }
-        _ => Ok(yarn),
+        (None, Some(given)) => Err(check.refuse("beta_fast", given, "valid: above 1, beta_slow")),
+        (None, None) => Ok(yarn),
     }
 }
 

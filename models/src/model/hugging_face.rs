@@ -32,6 +32,9 @@ const SUPPORTED: [&str; 10] = [
 /// A value that may be missing (use the class's default) or null (switched off).
 type OrNull<T> = Option<Maybe<T>>;
 
+/// The same of a mapping.
+type OrNullStruct<T> = Option<Option<T>>;
+
 /// The keys of all supported architectures together.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct HfConfig {
@@ -101,7 +104,8 @@ pub(super) struct HfConfig {
     query_pre_attn_scalar: Maybe<f64>,
     partial_rotary_factor: Maybe<f64>,
     rope_interleave: Maybe<bool>,
-    rope_scaling: Option<RopeScaling>,
+    #[serde(default, deserialize_with = "or_null")]
+    rope_scaling: OrNullStruct<RopeScaling>,
     rope_parameters: Option<IgnoredAny>,
     quantization_config: Option<IgnoredAny>,
     add_cross_attention: Maybe<bool>,
@@ -113,8 +117,9 @@ pub(super) struct HfConfig {
 /// How RoPE's frequencies are scaled; what is not YaRN is only named.
 #[derive(Clone, Debug, Deserialize)]
 struct RopeScaling {
-    #[serde(alias = "type")]
     rope_type: Maybe<String>,
+    /// The older name; files may have both.
+    r#type: Maybe<String>,
     factor: Maybe<f64>,
     original_max_position_embeddings: Maybe<u64>,
     beta_fast: Maybe<f64>,
@@ -485,11 +490,10 @@ impl Reader<'_> {
             let message = format!("`swiglu_limit` cannot be {}", limit.value);
             return Err(self.error(limit, message).help("valid: 7"));
         }
+        let on = config.output_router_logits.as_ref().is_some_and(|on| on.value);
+        let aux_loss = || config.router_aux_loss_coef.clone().unwrap_or_else(|| unplaced(0.9));
         let moe = RawMoe {
-            top_k: match (&config.num_experts_per_tok, &config.experts_per_token) {
-                (None, Some(given)) => given.clone(),
-                (given, _) => self.need("num_experts_per_tok", given)?,
-            },
+            aux_loss: on.then(aux_loss),
             renormalised: implied(true),
             biased: implied(true),
             tensors: ExpertTensors::MlpRouter,
@@ -497,6 +501,13 @@ impl Reader<'_> {
         };
         let every = self.full_every()?.unwrap_or_else(|| implied(2));
         let bias = config.attention_bias.clone().or_else(|| implied(true));
+        let stretched = || RawYarn {
+            factor: unplaced(32.0),
+            original_positions: unplaced(4096),
+            beta_fast: None,
+            beta_slow: None,
+            truncate: implied(false),
+        };
         let raw = self.llama_like(false)?;
         Ok(RawModel {
             activation: Some(unplaced(Activation::ClampedGeglu)),
@@ -507,6 +518,8 @@ impl Reader<'_> {
             out_bias: bias,
             norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
             rope_theta: config.rope_theta.clone().or_else(|| implied(150_000.0)),
+            // The class's own scaling, which only null switches off.
+            yarn: raw.yarn.clone().or_else(|| config.rope_scaling.is_none().then(stretched)),
             moe: Some(moe),
             ..raw
         })
@@ -514,10 +527,11 @@ impl Reader<'_> {
 
     /// The scaling of RoPE's frequencies, if it is YaRN as in the paper.
     fn yarn(&self) -> Option<RawYarn> {
-        let scaling = self.config.rope_scaling.as_ref()?;
+        let scaling = self.config.rope_scaling.as_ref()?.as_ref()?;
         let other = [&scaling.mscale, &scaling.mscale_all_dim, &scaling.attention_factor];
         let plain = other.into_iter().all(Option::is_none);
-        let is_yarn = scaling.rope_type.as_ref().is_some_and(|kind| kind.value == "yarn");
+        let kind = scaling.rope_type.as_ref().or(scaling.r#type.as_ref());
+        let is_yarn = kind.is_some_and(|kind| kind.value == "yarn");
         let positions = scaling.original_max_position_embeddings.as_ref();
         (plain && is_yarn).then_some(())?;
         Some(RawYarn {
@@ -613,7 +627,10 @@ impl Reader<'_> {
         let config = self.config;
         let is = |flag: &Maybe<bool>, value: bool| flag.as_ref().is_some_and(|f| f.value == value);
         let known = [
-            ("rope_scaling", config.rope_scaling.is_none() || self.yarn().is_some()),
+            (
+                "rope_scaling",
+                matches!(config.rope_scaling, None | Some(None)) || self.yarn().is_some(),
+            ),
             ("rope_parameters", config.rope_parameters.is_none()),
             ("rope_interleave: false", !is(&config.rope_interleave, false)),
             (
@@ -716,7 +733,10 @@ impl Reader<'_> {
     fn experts(&self, key: &str, experts: &Maybe<u64>) -> Result<RawMoe, InputError> {
         Ok(RawMoe {
             experts: self.need(key, experts)?,
-            top_k: self.need("num_experts_per_tok", &self.config.num_experts_per_tok)?,
+            top_k: match (&self.config.num_experts_per_tok, &self.config.experts_per_token) {
+                (None, Some(given)) => given.clone(),
+                (given, _) => self.need("num_experts_per_tok", given)?,
+            },
             ffn: None,
             shared_ffn: None,
             first_dense: None,

@@ -13,7 +13,7 @@ use std::path::PathBuf;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits."
+    after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits,\n4 the time ended before anything was known."
 )]
 pub struct Cli {
     /// What to do instead of planning.

@@ -11,6 +11,8 @@ pub enum Failure {
     Input(InputError),
     /// Nothing fits: exit code 3.
     Infeasible(String),
+    /// The time ended before anything was known: exit code 4.
+    Undecided(&'static str),
     /// A check failed and has printed what it found: exit code 2.
     Refused,
     /// The user interrupted the command, which has printed what it knew: exit code 130.
@@ -28,6 +30,7 @@ impl Failure {
             Self::Bug(_) => 1,
             Self::Input(_) | Self::Refused => 2,
             Self::Infeasible(_) => 3,
+            Self::Undecided(_) => 4,
             Self::Interrupted(_) => 130,
             Self::Trainer(code) => *code,
         }
@@ -39,6 +42,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Input(error) => writeln!(f, "{error}"),
             Self::Infeasible(text) => f.write_str(&shown_lines(text)),
+            Self::Undecided(text) => f.write_str(text),
             Self::Interrupted(text) => writeln!(f, "interrupted: {text}"),
             Self::Refused | Self::Trainer(_) => Ok(()),
             Self::Bug(error) => {

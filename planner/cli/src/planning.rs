@@ -354,9 +354,10 @@ fn nothing_fits(request: &Request, why: Empty) -> Failure {
         return interrupted;
     }
     if why == Empty::Undecided {
-        let text = "error: no plan was found in the time, nor that there is none\n\
-                      help     give it more with --time-limit, or --prove to go on to an answer\n";
-        return Failure::Infeasible(text.to_owned());
+        return Failure::Undecided(
+            "error: no plan was found in the time, nor that there is none\n\
+             help     give it more with --time-limit, or --prove to go on to an answer\n",
+        );
     }
     let mut progress = Progress::new();
     let found = explain::shortage(request, &mut |standing| progress.show(standing));

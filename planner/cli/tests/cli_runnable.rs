@@ -48,7 +48,12 @@ fn a_plan_of_what_the_trainer_cannot_run_is_refused_where_that_is_asked() {
 
 #[test]
 fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
-    let run = plan("--model gpt_oss_120b --gpus 64 --runnable");
+    let model = scratch("latent.yaml");
+    let text = "name: latent\nlayers: 4\nhidden: 64\nheads: 4\nhead_dim: 16\nffn: 128\nvocab: 512\n\
+                seq_len: 64\nglobal_batch: 64\nsinks: true\nqk_norm: true\n\
+                mla: { kv_rank: 32, rope_dim: 8, value_dim: 16 }\n";
+    std::fs::write(&model, text).expect("writable");
+    let run = plan(&format!("--model {} --gpus 64 --runnable", model.display()));
     assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.err.contains("model.moe") && run.err.contains("model.sinks"), "{run:?}");
+    assert!(run.err.contains("model.mla") && run.err.contains("model.sinks"), "{run:?}");
 }

@@ -74,6 +74,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
     let unsearched = unsearched.map(|(name, usual, n)| (name, n == usual, n.to_string()));
     // An order of its own is not that of a named schedule.
     let schedule = !plan.order.is_empty() || r.schedule.allows(d.schedule);
+    let offload = r.offload.allows(d.offload) && d.offload.of_layers() == usual.offload;
     let choices = [
         ("cp_style", r.cp_style.allows(d.cp_style), d.cp_style.name()),
         ("schedule", schedule, d.schedule.name()),
@@ -82,7 +83,7 @@ fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {
         ("moe_overlap", r.moe_overlap.allows(d.moe_overlap), d.moe_overlap.name()),
         ("aux_scope", d.aux_scope == aux_scope, d.aux_scope.name()),
         ("dtype", r.dtype.allows(d.dtype), d.dtype.name()),
-        ("offload", r.offload.allows(d.offload), d.offload.name()),
+        ("offload", offload, d.offload.name()),
         ("dp_reduction", d.dp_reduction == usual.dp_reduction, d.dp_reduction.name()),
         ("rank_order", r.rank_order.allows(d.rank_order), d.rank_order.name()),
     ];

@@ -229,13 +229,15 @@ impl LayerPricer<'_> {
     }
 
     /// A layer whose activations lie in host memory between its passes. Each pass moves them, one
-    /// way, and hides what it can. What it cannot is counted in the backward pass: which way to
-    /// recompute is not known before.
+    /// way, and hides what it can, the backward pass under what it recomputes too. What passes
+    /// cannot hide is counted in the backward pass: the forward pass is one for all ways to
+    /// recompute.
     fn offloaded(&self, cost: LayerCost) -> LayerCost {
-        let passes = [cost.forward.total_s(), cost.backward().total_s()];
         let exposed = |option: usize| {
             let moved_s = cost.saved_bytes[option] / self.cluster.host.link_bytes_per_s;
-            passes.iter().map(|pass_s| (moved_s - pass_s).max(0.0)).sum::<f64>()
+            let backward_s = cost.backward().total_s() + cost.recompute[option].total_s();
+            let hidden = [cost.forward.total_s(), backward_s];
+            hidden.iter().map(|pass_s| (moved_s - pass_s).max(0.0)).sum::<f64>()
         };
         let recompute = [0, 1, 2].map(|option| {
             let host_s = exposed(option);

@@ -338,7 +338,10 @@ impl<'a> CostCache<'a> {
             tokens: shared.ends.tokens,
             hidden_bytes: shared.ends.hidden_bytes,
             resident_bytes: shared.ends.resident_bytes,
-            transient_bytes: shared.ends.transient_bytes,
+            // These depend on how experts are split.
+            transient_bytes: shared.ends.transient_bytes
+                + self.group_bytes(shape)
+                + self.transit_bytes(shape),
             recompute_choices: RefCell::default(),
         }
     }
@@ -411,10 +414,7 @@ impl<'a> CostCache<'a> {
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,
-            transient_bytes: 2.0 * e * tokens * widest as f64
-                + placeholder_bytes
-                + self.group_bytes(shape)
-                + self.transit_bytes(shape),
+            transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
             recompute_choices: RefCell::default(),
         }
     }

@@ -181,7 +181,7 @@ pub struct Unsearched {
     pub dp_reduction: DpReduction,
     /// Size of a bucket, MiB.
     pub dp_bucket_mib: u64,
-    /// Whether activations lie on the host.
+    /// What host memory holds, as far as no search decides it: activations, or nothing.
     pub offload: Offload,
 }
 
@@ -251,11 +251,24 @@ impl<'a> Setting<'a> {
                 text.split_once(sign).map(|(key, value)| (key, relation, value))
             });
         let Some((key, relation, value)) = split else {
-            return Err(InputError::new(format!("--set {text} has no value"))
-                .help("write --set tp=8, --set schedule=1f1b,gpipe or --set 'tp<=8'"));
+            return Err(Self::without_value(text));
         };
         let values = value.split(',').map(str::trim).collect();
         Ok(Self { text, key: key.trim(), relation, values })
+    }
+
+    fn without_value(text: &str) -> InputError {
+        let closed = |(sign, step): (char, i64)| {
+            let (key, value) = text.split_once(sign)?;
+            let last = value.trim().parse::<i64>().ok()?.checked_add(step)?;
+            Some(format!("{}{sign}={last}", key.trim()))
+        };
+        match [('<', -1), ('>', 1)].into_iter().find_map(closed) {
+            Some(closed) => InputError::new(format!("--set {text}: a limit includes its number"))
+                .help(format!("write --set '{closed}'")),
+            None => InputError::new(format!("--set {text} has no value"))
+                .help("write --set tp=8, --set schedule=1f1b,gpipe or --set 'tp<=8'"),
+        }
     }
 
     fn unknown(&self) -> InputError {

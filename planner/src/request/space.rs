@@ -490,6 +490,7 @@ impl<'a> Space<'a> {
         // On the device nothing is kept, so a mixture saves nothing.
         let alike = d.offload == Offload::Activations;
         recompute.retain(|&policy| !alike || policy != RecomputePolicy::PerLayer);
+        recompute.retain(|_| !alike || d.recompute_group == 1);
         PipelineChoices {
             schedules: self.schedules(d),
             recompute,

@@ -12,7 +12,8 @@
 //!   later. To hand memory to another handle, send a [`Space::mark`] with it for the other to wait
 //!   for ([`Space::wait_for`]); communicators do so themselves.
 //! - **Waiting.** Only [`Space::download`] and [`Space::read`] wait for results. A step reads its
-//!   loss and one sum of squares, once each, and downloads nothing.
+//!   loss and one sum of squares, once each. It downloads what goes to host memory, if anything
+//!   does, and the logits of routers.
 //! - **Failures** of asynchronous work are recorded by the device and returned by the next call
 //!   that waits, and by [`Space::health`].
 

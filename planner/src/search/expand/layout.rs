@@ -13,7 +13,7 @@ use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers;
 use crate::request::space::{ParallelLayout, PipelineChoices, PipelineChoicesKey};
-use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, RecomputePolicy, Vocab};
+use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Offload, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -277,12 +277,23 @@ impl Worker<'_> {
     /// Bound of a layout over the pipelines that cost no less than one of this schedule, with
     /// overheads, s.
     fn like_s(&mut self, parallel: &mut LayoutView, d: &Decisions, schedule: ScheduleName) -> f64 {
-        let spec = PipelineSpec {
-            schedule,
-            chunks: 2,
-            recompute: recompute_choices(&parallel.choices)[0],
-            ..self.bare_spec(0.0, d)
-        };
+        let mut policies = recompute_choices(&parallel.choices);
+        if d.offload != Offload::Activations {
+            // The first recomputes least. With activations on the host it moves most, too.
+            policies.truncate(1);
+        }
+        let like = |recompute| self.alike_s(parallel, d, schedule, recompute);
+        policies.into_iter().map(like).fold(f64::INFINITY, f64::min)
+    }
+
+    fn alike_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        schedule: ScheduleName,
+        recompute: RecomputePolicy,
+    ) -> f64 {
+        let spec = PipelineSpec { schedule, chunks: 2, recompute, ..self.bare_spec(0.0, d) };
         let (embedding, head) = (VocabEnd::default(), VocabEnd::default());
         let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
         let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };

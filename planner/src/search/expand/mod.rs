@@ -283,8 +283,12 @@ impl<'a> Worker<'a> {
     /// one after another; and one micro-batch takes its forward and backward path. The least
     /// recomputation allowed is counted.
     fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
-        let least = least_recompute(self.task);
-        let layer_s = |kind: &KindCost| kind.load_s() + kind.recompute_s[least];
+        let again_s = |kind: &KindCost| {
+            let of = |option: &usize| allows_recompute(self.task, *option);
+            let allowed = (0..3).filter(of).map(|option| kind.recompute_s[option]);
+            allowed.fold(f64::INFINITY, f64::min)
+        };
+        let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
         let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
         let rank_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
         let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
@@ -407,14 +411,9 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Index into `Recompute::ALL` of the cheapest recomputation that is allowed.
-fn least_recompute(task: &Task<'_>) -> usize {
-    let allows = |option| task.restrictions.recompute.allows(option);
-    if allows(RecomputePolicy::None) || allows(RecomputePolicy::PerLayer) {
-        0
-    } else if allows(RecomputePolicy::Selective) {
-        1
-    } else {
-        2
-    }
+/// Whether layers may recompute as this option of `Recompute::ALL` says.
+fn allows_recompute(task: &Task<'_>, option: usize) -> bool {
+    let alike = [RecomputePolicy::None, RecomputePolicy::Selective, RecomputePolicy::Full];
+    let allows = |policy| task.restrictions.recompute.allows(policy);
+    allows(RecomputePolicy::PerLayer) || allows(alike[option])
 }

@@ -434,8 +434,8 @@ impl Communicator for NcclComm {
         let call = format!("split `{name}` off `{}`", inner.control.group());
         let mine = (control.size() > 1).then_some(color);
         let made = world.or_fail(&call, group.split(mine, control.rank()))?;
-        world.until_ready(group, &*inner.control, &call)?;
         let made = made.map(|made| world.watchdog.add(made));
+        world.until_ready(group, &*inner.control, &call)?;
         if let Some(made) = &made {
             world.until_ready(made, &*control, &call)?;
         }
