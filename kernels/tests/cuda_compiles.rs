@@ -155,7 +155,10 @@ fn shapes(source: Source) -> Vec<Shape> {
         "sinks" => each(storages, [()], |storage, ()| {
             let of = Sinks { batch: 2, heads: 64, queries: TOKENS / 2, width: 64 };
             let module = sinks::cuda::module(storage, &of, storage.pack(of.width));
-            let floors = vec![("sinks_apply", sinks::cuda::apply_floor(&of, storage))];
+            let floors = vec![
+                ("sinks_apply", sinks::cuda::apply_floor(&of, storage)),
+                ("sinks_gradient", sinks::cuda::gradient_floor(&of)),
+            ];
             shape(format!("{} heads of {}", of.heads, of.width), module, floors)
         }),
         "transpose" => each(storages, [1, 4], |storage, pack| {
