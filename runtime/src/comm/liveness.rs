@@ -9,10 +9,6 @@ use std::time::{Duration, Instant};
 /// How often a sleeping rank checks for failures elsewhere.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long to wait for a reason once a rank is seen to have ended: it may have ended because
-/// another gave up, whose message is still on its way.
-const REASON: Duration = Duration::from_millis(200);
-
 /// Locks a mutex, also a poisoned one: a rank that panicked is reported as lost, not here.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -137,7 +133,6 @@ impl Liveness {
         waiter: &Waiter<'_>,
     ) -> Result<R, CommError> {
         let begun = Instant::now();
-        let mut lost_since: Option<Instant> = None;
         loop {
             if let Some(result) = ready(&mut guard) {
                 return Ok(result);
@@ -146,9 +141,7 @@ impl Liveness {
             let waited_for = missing(&guard);
             let world = |&rank: &usize| waiter.members.ranks[rank];
             let gone = |rank: &&usize| self.gone[world(rank)].load(Ordering::Acquire);
-            let lost = waited_for.iter().find(gone);
-            let seen = lost.map(|_| *lost_since.get_or_insert_with(Instant::now));
-            if let Some(rank) = lost.filter(|_| seen.is_some_and(|seen| seen.elapsed() > REASON)) {
+            if let Some(rank) = waited_for.iter().find(gone) {
                 // What the rank did before it ended has arrived by now: check once more.
                 if let Some(result) = ready(&mut guard) {
                     return Ok(result);
