@@ -131,7 +131,7 @@ MUTATIONS = [
     ("an expert's bias added by each of its ranks", "ops/experts.rs", "!sums || inventory.member(Division::Expert).rank == 0", "!sums || inventory.member(Division::Expert).rank < 99", "experts/sinks_and_biases"),
     ("stretched positions without the factor of scores", "../../models/src/model/spec.rs", "self.query_pre_attn_scalar.powf(-0.5) * stretched", "self.query_pre_attn_scalar.powf(-0.5) * stretched.signum()", "experts/pytorchs_twenty_steps"),
     ("activations come back to other layers", "../../codegen/direct/src/stage.rs",
-     "kept.iter_mut().for_each(|(_, slot)| bring_back(slot, ctx.device));", "kept.iter_mut().skip(1).for_each(|(_, slot)| bring_back(slot, ctx.device));", "bitwise/what_host_memory_holds"),
+     "kept.iter_mut().for_each(|(_, slot)| reload(slot, ctx.device));", "kept.iter_mut().skip(1).for_each(|(_, slot)| reload(slot, ctx.device));", "bitwise/what_host_memory_holds"),
     ("norms of heads: gradients of tensor-parallel ranks apart", "../../codegen/direct/src/parameters.rs", "let split = sizes.tp > 1;", "let split = sizes.tp > 99;", "experts"),
     ("never clips", "rank/state.rs", "(most / (norm + 1e-6)).min(1.0)", "(most / (norm + 1e-6)).max(1.0)", "golden"),
     ("no bias correction", "rank/state.rs", "step: self.updates,\n", "step: self.updates + 1000,\n", "golden"),

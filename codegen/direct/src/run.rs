@@ -63,14 +63,12 @@ pub fn bytes<D: Device>(slot: &Slot<D>) -> usize {
 ///
 /// # Errors
 /// The device has failed.
-pub fn put_away<D: Device>(slot: &mut Slot<D>, device: &D) -> Result<(), DeviceError> {
+pub fn offload<D: Device>(slot: &mut Slot<D>, device: &D) -> Result<(), DeviceError> {
     match slot {
-        Slot::Tensor(tensor) => tensor.put_away(device),
-        Slot::Statistics(statistics) => {
-            Rc::get_mut(statistics).map_or(Ok(()), |statistics| statistics.put_away(device))
-        }
-        Slot::Wide(wide) => wide.put_away(device),
-        Slot::Received(received) => received.rows.put_away(device),
+        Slot::Tensor(tensor) => tensor.offload(device),
+        Slot::Statistics(statistics) => statistics.offload(device),
+        Slot::Wide(wide) => wide.offload(device),
+        Slot::Received(received) => received.rows.offload(device),
         Slot::Route(_)
         | Slot::Stream(_)
         | Slot::InFlight(_)
@@ -80,16 +78,12 @@ pub fn put_away<D: Device>(slot: &mut Slot<D>, device: &D) -> Result<(), DeviceE
 }
 
 /// Moves it back.
-pub fn bring_back<D: Device>(slot: &mut Slot<D>, device: &D) {
+pub fn reload<D: Device>(slot: &mut Slot<D>, device: &D) {
     match slot {
-        Slot::Tensor(tensor) => tensor.bring_back(device),
-        Slot::Statistics(statistics) => {
-            if let Some(statistics) = Rc::get_mut(statistics) {
-                statistics.bring_back(device);
-            }
-        }
-        Slot::Wide(wide) => wide.bring_back(device),
-        Slot::Received(received) => received.rows.bring_back(device),
+        Slot::Tensor(tensor) => tensor.reload(device),
+        Slot::Statistics(statistics) => statistics.reload(device),
+        Slot::Wide(wide) => wide.reload(device),
+        Slot::Received(received) => received.rows.reload(device),
         Slot::Route(_)
         | Slot::Stream(_)
         | Slot::InFlight(_)

@@ -1,7 +1,7 @@
 //! A stage: the segments that one rank runs one after the other.
 
 use crate::parameters::{Field, Place, activation, declare};
-use crate::run::{Run, Slot, bring_back, bytes, put_away};
+use crate::run::{Run, Slot, bytes, offload, reload};
 use codegen::lower::{Lowered, Segment, Value};
 use kernels::activation::Activation;
 use models::decisions::Offload;
@@ -182,7 +182,7 @@ impl DirectStage {
         let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
         let mut kept = kept;
         if self.offloads(part) {
-            kept.iter_mut().for_each(|(_, slot)| bring_back(slot, ctx.device));
+            kept.iter_mut().for_each(|(_, slot)| reload(slot, ctx.device));
         }
         run.restore(part.recompute, kept).await?;
         let passed = run.backward(dy, gradients).await?;
@@ -192,7 +192,7 @@ impl DirectStage {
 
     /// Moves what layers have kept to host memory: what the layer before part `index` has, and, of
     /// the stage's last layer, what it has itself. As one tensor its output has no part of that.
-    fn put_away<D: Device>(
+    fn offload<D: Device>(
         &self,
         ctx: &Context<'_, D>,
         index: usize,
@@ -211,7 +211,7 @@ impl DirectStage {
         let before = index.checked_sub(1).filter(of_layer);
         for n in before.into_iter().chain(is_last.then_some(index)) {
             let PartKept::Values(values) = &mut kept[n] else { continue };
-            values.iter_mut().try_for_each(|(_, slot)| put_away(slot, ctx.device))?;
+            values.iter_mut().try_for_each(|(_, slot)| offload(slot, ctx.device))?;
         }
         Ok(passed)
     }
@@ -262,7 +262,7 @@ impl DirectStage {
                 (Some(_), None) => PartKept::Nothing,
             });
             if self.offloads(part) {
-                passed = self.put_away(&ctx, index, passed, &mut kept)?;
+                passed = self.offload(&ctx, index, passed, &mut kept)?;
             }
         }
         let logits = self.parts.last().and_then(|part| {

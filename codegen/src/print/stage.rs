@@ -349,7 +349,7 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     let (how, layers) = match lowered.program.recompute_group {
         1 if lowered.sizes.paired => ("pair::backward_all", vec!["&self.layers"]),
         1 if lowered.program.offload == Offload::Activations => {
-            ("stages::backward_offloaded", vec!["&self.layers"])
+            ("stages::backward_reloading", vec!["&self.layers"])
         }
         1 => ("stages::backward_all", vec!["&self.layers"]),
         _ => ("stages::backward_in_groups", vec!["&self.layers", "GROUP"]),

@@ -96,7 +96,7 @@ pub struct Yarn {
 
 impl Yarn {
     /// Factor of attention's scores: queries and keys are lengthened by its root (arXiv 2309.00071,
-    /// equation 22).
+    /// section 3.4).
     pub fn score_factor(&self) -> f64 {
         (0.1 * self.factor.max(1.0).ln() + 1.0).powi(2)
     }

@@ -376,29 +376,29 @@ impl<D: Space, const C: usize> Held for Received<D, C> {
 
 /// Row numbers and weights of copies are small, and read while others are on their way.
 impl<D: Device> Offloaded<D> for Route<D> {
-    fn put_away(&mut self, _device: &D) -> Result<(), DeviceError> {
+    fn offload(&mut self, _device: &D) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn bring_back(&mut self, _device: &D) {}
+    fn reload(&mut self, _device: &D) {}
 }
 
 impl<D: Space, const C: usize> Offloaded<D> for Copies<D, C> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.0.put_away(device)
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.0.bring_back(device);
+    fn reload(&mut self, device: &D) {
+        self.0.reload(device);
     }
 }
 
 impl<D: Space, const C: usize> Offloaded<D> for Received<D, C> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.0.rows.put_away(device)
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.rows.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.0.rows.bring_back(device);
+    fn reload(&mut self, device: &D) {
+        self.0.rows.reload(device);
     }
 }

@@ -240,66 +240,64 @@ impl<D: Space> Held for LogSumExp<D> {
 }
 
 impl<D: Space, P, const R: usize, const C: usize> Offloaded<D> for Tensor<D, P, R, C> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.buffer.put_away(device)
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.buffer.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.buffer.bring_back(device);
+    fn reload(&mut self, device: &D) {
+        self.buffer.reload(device);
     }
 }
 
 impl<D: Space, P, const R: usize> Offloaded<D> for Numbers<D, P, R> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.buffer.put_away(device)
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.buffer.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.buffer.bring_back(device);
+    fn reload(&mut self, device: &D) {
+        self.buffer.reload(device);
     }
 }
 
 impl<D: Space> Offloaded<D> for Statistics<D> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        Rc::get_mut(&mut self.0).map_or(Ok(()), |statistics| statistics.put_away(device))
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        if let Some(statistics) = Rc::get_mut(&mut self.0) {
-            statistics.bring_back(device);
-        }
+    fn reload(&mut self, device: &D) {
+        self.0.reload(device);
     }
 }
 
 impl<D: Space> Offloaded<D> for LogSumExp<D> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.0.put_away(device)
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.0.offload(device)
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.0.bring_back(device);
+    fn reload(&mut self, device: &D) {
+        self.0.reload(device);
     }
 }
 
 impl<D: Space, P: StreamPlacement, const R: usize, const C: usize> Offloaded<D>
     for Stream<D, P, R, C>
 {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
         match &mut self.residual {
-            Residual::Whole(x) => x.put_away(device),
+            Residual::Whole(x) => x.offload(device),
             Residual::Split(x, branch) => {
-                x.put_away(device)?;
-                branch.put_away(device)
+                x.offload(device)?;
+                branch.offload(device)
             }
         }
     }
 
-    fn bring_back(&mut self, device: &D) {
+    fn reload(&mut self, device: &D) {
         match &mut self.residual {
-            Residual::Whole(x) => x.bring_back(device),
+            Residual::Whole(x) => x.reload(device),
             Residual::Split(x, branch) => {
-                x.bring_back(device);
-                branch.bring_back(device);
+                x.reload(device);
+                branch.reload(device);
             }
         }
     }

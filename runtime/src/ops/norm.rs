@@ -58,19 +58,19 @@ pub struct Statistics<D: Space> {
 }
 
 impl<D: Space> Statistics<D> {
-    /// Moves them to host memory ([`crate::Buffer::put_away`]).
+    /// Moves them to host memory ([`crate::Buffer::offload`]).
     ///
     /// # Errors
     /// The device has failed.
-    pub fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.mean.put_away(device)?;
-        self.inverse.put_away(device)
+    pub fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.mean.offload(device)?;
+        self.inverse.offload(device)
     }
 
     /// Moves them back.
-    pub fn bring_back(&mut self, device: &D) {
-        self.mean.bring_back(device);
-        self.inverse.bring_back(device);
+    pub fn reload(&mut self, device: &D) {
+        self.mean.reload(device);
+        self.inverse.reload(device);
     }
 
     /// Bytes held.

@@ -6,7 +6,7 @@ pub mod pair;
 use crate::comm::{CommError, Element};
 use crate::device::{Device, Space};
 use crate::device_error::DeviceError;
-use crate::ops::{Context, Gradients, VocabularyShard};
+use crate::ops::{Context, Gradients, Statistics, VocabularyShard};
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Inventory, ParameterSlice};
@@ -186,30 +186,42 @@ pub trait Offloaded<D: Space> {
     ///
     /// # Errors
     /// The device has failed.
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError>;
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError>;
 
     /// Moves it back.
-    fn bring_back(&mut self, device: &D);
+    fn reload(&mut self, device: &D);
 }
 
 impl<D: Space, T: Offloaded<D>> Offloaded<D> for Vec<T> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        self.iter_mut().try_for_each(|each| each.put_away(device))
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        self.iter_mut().try_for_each(|each| each.offload(device))
     }
 
-    fn bring_back(&mut self, device: &D) {
-        self.iter_mut().for_each(|each| each.bring_back(device));
+    fn reload(&mut self, device: &D) {
+        self.iter_mut().for_each(|each| each.reload(device));
     }
 }
 
 impl<D: Space, E: Element> Offloaded<D> for Rc<Buffer<D, E>> {
-    fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
-        Rc::get_mut(self).map_or(Ok(()), |buffer| buffer.put_away(device))
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        Rc::get_mut(self).map_or(Ok(()), |buffer| buffer.offload(device))
     }
 
-    fn bring_back(&mut self, device: &D) {
+    fn reload(&mut self, device: &D) {
         if let Some(buffer) = Rc::get_mut(self) {
-            buffer.bring_back(device);
+            buffer.reload(device);
+        }
+    }
+}
+
+impl<D: Space> Offloaded<D> for Rc<Statistics<D>> {
+    fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
+        Rc::get_mut(self).map_or(Ok(()), |statistics| statistics.offload(device))
+    }
+
+    fn reload(&mut self, device: &D) {
+        if let Some(statistics) = Rc::get_mut(self) {
+            statistics.reload(device);
         }
     }
 }
@@ -229,13 +241,13 @@ macro_rules! kept {
         }
 
         impl<$d: $crate::Device> $crate::stages::Offloaded<$d> for $name<$d> {
-            fn put_away(&mut self, device: &$d) -> Result<(), $crate::DeviceError> {
-                $($crate::stages::Offloaded::put_away(&mut self.$field, device)?;)*
+            fn offload(&mut self, device: &$d) -> Result<(), $crate::DeviceError> {
+                $($crate::stages::Offloaded::offload(&mut self.$field, device)?;)*
                 Ok(())
             }
 
-            fn bring_back(&mut self, device: &$d) {
-                $($crate::stages::Offloaded::bring_back(&mut self.$field, device);)*
+            fn reload(&mut self, device: &$d) {
+                $($crate::stages::Offloaded::reload(&mut self.$field, device);)*
             }
         }
     };
@@ -351,7 +363,7 @@ where
     for layer in layers {
         let (next, kept) = layer.forward(ctx, stream)?;
         if let Some(before) = all.last_mut() {
-            before.put_away(ctx.device)?;
+            before.offload(ctx.device)?;
         }
         all.push(kept);
         stream = next;
@@ -359,7 +371,7 @@ where
     // As one tensor the stream no longer has part of what the last layer keeps.
     let [stream, _] = stream.twice(ctx);
     if let Some(last) = all.last_mut() {
-        last.put_away(ctx.device)?;
+        last.offload(ctx.device)?;
     }
     Ok((stream, all))
 }
@@ -368,7 +380,7 @@ where
 ///
 /// # Errors
 /// Those of any collective call.
-pub fn backward_offloaded<D: Device, L: Layer<D>>(
+pub fn backward_reloading<D: Device, L: Layer<D>>(
     layers: &[L],
     ctx: &Context<'_, D>,
     kept: Vec<L::Kept>,
@@ -379,7 +391,7 @@ where
     L::Kept: Offloaded<D>,
 {
     for (layer, mut kept) in layers.iter().zip(kept).rev() {
-        kept.bring_back(ctx.device);
+        kept.reload(ctx.device);
         dy = layer.backward(ctx, kept, dy, gradients)?;
     }
     Ok(dy)

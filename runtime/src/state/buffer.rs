@@ -189,12 +189,12 @@ impl<D: Space, E: Element> Buffer<D, E> {
         D::view_mut(&mut self.memory, 0..len)
     }
 
-    /// Moves the elements to host memory; waits for them. Until [`Self::bring_back`] the buffer has
+    /// Moves the elements to host memory; waits for them. Until [`Self::reload`] the buffer has
     /// no elements, and its memory serves others.
     ///
     /// # Errors
     /// The device has failed.
-    pub fn put_away(&mut self, device: &D) -> Result<(), DeviceError> {
+    pub fn offload(&mut self, device: &D) -> Result<(), DeviceError> {
         if !self.is_empty() {
             self.on_host = Some(device.download(self.view())?);
             self.free();
@@ -203,7 +203,7 @@ impl<D: Space, E: Element> Buffer<D, E> {
     }
 
     /// Moves the elements back.
-    pub fn bring_back(&mut self, device: &D) {
+    pub fn reload(&mut self, device: &D) {
         let Some(elements) = self.on_host.take() else { return };
         let len = elements.len();
         let free = self.pool.as_ref().and_then(|pool| pool.on_shelf(len, Shelf::take));
@@ -271,16 +271,16 @@ mod tests {
     fn elements_go_to_the_host_and_back() {
         let (device, pool) = (Host::<f32>::serial(), TestPool::default());
         let mut buffer = pool.adopt(vec![1.0, 2.0, 3.0]);
-        buffer.put_away(&device).unwrap();
+        buffer.offload(&device).unwrap();
         assert_eq!((buffer.len(), buffer.bytes(), buffer.host_bytes()), (0, 0, 12));
         // Its memory serves another meanwhile.
         let other = pool.take(&device, 3);
         assert_eq!(free(&pool, 3), 0);
         drop(other);
-        buffer.bring_back(&device);
+        buffer.reload(&device);
         assert_eq!((buffer.view(), buffer.host_bytes()), (&[1.0, 2.0, 3.0][..], 0));
         assert_eq!(free(&pool, 3), 0);
-        buffer.put_away(&device).unwrap();
+        buffer.offload(&device).unwrap();
         drop(buffer);
         assert_eq!(free(&pool, 3), 1);
     }

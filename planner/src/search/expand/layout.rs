@@ -282,11 +282,12 @@ impl Worker<'_> {
             // The first recomputes least. With activations on the host it moves most, too.
             policies.truncate(1);
         }
-        let like = |recompute| self.alike_s(parallel, d, schedule, recompute);
+        let like = |recompute| self.like_with_s(parallel, d, schedule, recompute);
         policies.into_iter().map(like).fold(f64::INFINITY, f64::min)
     }
 
-    fn alike_s(
+    /// The same with this way to recompute alone.
+    fn like_with_s(
         &mut self,
         parallel: &mut LayoutView,
         d: &Decisions,
