@@ -49,6 +49,13 @@ fn when_gradients_are_reduced() {
         let other = train::<f32>("llama_gqa", &Split { reduction, ..busy() }, 2);
         assert!(bucketed == other, "{reduction:?}");
     }
+    // Reduced at the end, stages 2 and 3 also gather without prefetching.
+    for zero in [2, 3] {
+        let split = Split { zero, ..busy() };
+        let bucketed = train::<f32>("llama_gqa", &split, 2);
+        let other = train::<f32>("llama_gqa", &Split { reduction: Reduction::AtEnd, ..split }, 2);
+        assert!(bucketed == other, "{zero}");
+    }
 }
 
 /// What replicas share changes no bit of one micro-batch. Of several, stages 2 and 3 sum each over

@@ -15,8 +15,9 @@ use planner::search::{Outcome, search_wide};
 const CLOSE: f64 = 1e-9;
 
 /// Models, clusters and numbers of GPUs whose search is fast.
-const REQUESTS: [(&str, &str, u64); 9] = [
+const REQUESTS: [(&str, &str, u64); 10] = [
     ("vocab_10b", "a100_roce", 32),
+    ("gpt_39b", "selene", 32),
     ("gpt_39b", "selene", 64),
     ("gpt_18b", "selene", 32),
     ("gemma2_9b", "a100_40g", 48),

@@ -19,6 +19,8 @@ const SPLIT: &str = "true";
 const WHOLE: &str = "false";
 /// A mixture of experts over expert-parallel ranks, its residual stream split.
 const EXPERTS: &str = "experts";
+/// Sequences in blocks over context-parallel ranks, and weights over replicas.
+const BLOCKS: &str = "blocks";
 
 /// Path below `src`, a text that occurs once, and what replaces it.
 type Replacement = (&'static str, &'static str, &'static str);
@@ -393,6 +395,33 @@ const EDITS: &[Edit] = &[
         &[("layer.rs", "Stream::sum(&x_2, sum_2)", "Stream::sum(&x_2, results)")],
         &["found `Copies<D, 64>`"],
     ),
+    // Blocks of sequences.
+    edit(
+        "attention_of_own_keys_alone",
+        BLOCKS,
+        &[(
+            "layer.rs",
+            "let (a, lse) = self.attention.forward_around(ctx, &q, &k, &v)?;",
+            "let (a, lse) = self.attention.forward(ctx, &q, &k, &v);",
+        )],
+        &["no method named `forward` found", "Split<Cp<2>>"],
+    ),
+    edit(
+        "attention_of_whole_sequences",
+        BLOCKS,
+        &[(
+            "layer.rs",
+            "    attention: Attention<Columns<Tp>, QUERY, KEY_VALUE, Split<Cp<2>>>,",
+            "    attention: Attention<Columns<Tp>, QUERY, KEY_VALUE>,",
+        )],
+        &["no method named `forward_around` found"],
+    ),
+    edit(
+        "blocks_over_another_axis",
+        BLOCKS,
+        &[("layer.rs", "KEY_VALUE, Split<Cp<2>>>,", "KEY_VALUE, Split<Tp>>,")],
+        &["attention has all tokens (`Whole`) or blocks of them (`Split<Cp<N>>`)"],
+    ),
     // Gradients and what is kept.
     edit(
         "gradient_of_another_width",
@@ -469,24 +498,21 @@ struct Program {
 impl Program {
     fn generated(program: &str) -> Self {
         let split = match program {
-            EXPERTS => "sequence_parallel=true".to_owned(),
+            EXPERTS | BLOCKS => "sequence_parallel=true".to_owned(),
             whole_or_split => format!("sequence_parallel={whole_or_split}"),
         };
-        let mut settings = vec![
-            "tp=2",
-            "pp=2",
-            "dp=2",
-            "zero_stage=0",
-            "schedule=1f1b",
-            "micro_batch=1",
-            "recompute=none",
-            &split,
-        ];
+        let degrees = match program {
+            BLOCKS => vec!["pp=1", "cp=2", "cp_style=ring", "zero_stage=3"],
+            _ => vec!["pp=2", "zero_stage=0"],
+        };
+        let mut settings =
+            vec!["tp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "recompute=none", &split];
         let mut case = "llama_gqa";
         if program == EXPERTS {
             case = "mixtral";
             settings.extend(["ep=2", "etp=1", "moe_overlap=none"]);
         }
+        settings.extend(degrees);
         let plan = planned(case, 8, &settings);
         let text = plan.to_yaml().expect("plans can be written");
         let files = generate(&plan, &text, &RuntimeSource::Path(runtime()));
@@ -630,7 +656,7 @@ impl Messages {
 fn planted_edits_do_not_compile() {
     let _alone = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     let (messages, mut problems) = (Messages::open(), Vec::new());
-    for of in [SPLIT, WHOLE, EXPERTS] {
+    for of in [SPLIT, WHOLE, EXPERTS, BLOCKS] {
         let program = Program::generated(of);
         let unedited = program.built("no edit", &[]);
         let found = message(&unedited);
@@ -671,17 +697,30 @@ const REFUSED: [(&str, &str, &str); 3] = [
     ("an unknown word", "4x(F BX)", "pipeline rank 1: `BX"),
 ];
 
-/// Edits that compile, and what the trainer says: name, replacement, text.
-const UNSEEN: [(&str, (&str, &str, &str), &str); 2] = [
+/// Edits that compile, and what the trainer says: program, name, replacement, text.
+const UNSEEN: [(&str, &str, (&str, &str, &str), &str); 3] = [
     (
+        SPLIT,
         "a gradient is left out",
         ("layer.rs", "gradients.add(self.q.weights(&full_1, &dq));", ""),
         "self_attn.q_proj.weight: the trainer's backward pass must give its work",
     ),
     (
+        SPLIT,
         "two norms have one name",
         ("layer.rs", "post_attention_layernorm", "input_layernorm"),
         "input_layernorm.weight is declared twice",
+    ),
+    (
+        BLOCKS,
+        "weights are not gathered",
+        (
+            "layer.rs",
+            "        let ctx = &ctx.gather(&self.parameters)?; // dp: all-gather of weights\n        \
+             let tp = tp(ctx);\n        let (x_1",
+            "        let tp = tp(ctx);\n        let (x_1",
+        ),
+        "weights are read that were not gathered: call `ctx.gather`",
     ),
 ];
 
@@ -701,7 +740,8 @@ fn trainers_refuse_passes_that_cannot_run() {
         let place = format!("error: src/passes.rs:{line}: the passes cannot run: ");
         assert!(said.starts_with(&place) && said.contains(says), "{name}: {said}");
     }
-    for (name, edit, says) in UNSEEN {
+    for (of, name, edit, says) in UNSEEN {
+        let program = Program::generated(of);
         let built = program.built(name, &[edit]);
         assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
         let (code, said) = started(&[]);

@@ -4,6 +4,7 @@
 use meshwright_tests::random::Random;
 use meshwright_tests::small::{Instance, Sizes, cluster_of, plain_model};
 use meshwright_tests::{brute, close, instances};
+use models::cluster::ClusterSpec;
 use models::decisions::Decisions;
 use models::schedule::{PassKind, ScheduleName};
 use planner::partition::Scratch;
@@ -32,9 +33,16 @@ fn sizes() -> Sizes {
     }
 }
 
+/// Reductions over replicas take what the links take, whatever the last fit found.
+fn cluster() -> ClusterSpec {
+    let mut cluster = cluster_of(&sizes());
+    cluster.software.dp_slowdown = 1.0;
+    cluster
+}
+
 /// Eight layers over four pipeline ranks, eight micro-batches of one sequence, with `dp` replicas.
 fn priced(schedule: ScheduleName, dp: u64, zero_stage: u64) -> (Decisions, Priced, Vec<f64>) {
-    let (model, cluster) = (plain_model(8, 8 * dp, None), cluster_of(&sizes()));
+    let (model, cluster) = (plain_model(8, 8 * dp, None), cluster());
     let settings =
         [format!("schedule={schedule}"), format!("dp={dp}"), format!("zero_stage={zero_stage}")];
     let settings = settings.into_iter().chain(
@@ -110,7 +118,7 @@ fn devices_hold_two_copies() {
 #[test]
 fn copies_exchange_their_gradients() {
     let (_, once, _) = priced(ScheduleName::OneFOneB, 1, 0);
-    let cluster = cluster_of(&sizes());
+    let cluster = cluster();
     // Gradients are stored in f32, and may be narrower on links.
     let narrowed = cluster.software.reduced_gradient_bytes.min(4.0) / 4.0;
     for schedule in COPIED {
@@ -138,7 +146,7 @@ fn copies_exchange_their_gradients() {
 /// An iteration is the simulated passes, the exchange, and one update of both copies.
 #[test]
 fn an_iteration_is_its_passes_with_what_comes_behind() {
-    let (model, cluster) = (plain_model(8, 8, None), cluster_of(&sizes()));
+    let (model, cluster) = (plain_model(8, 8, None), cluster());
     let cache = CostCache::new(&model, &cluster, 4);
     for schedule in COPIED {
         let (d, _, _) = priced(schedule, 1, 0);

@@ -124,14 +124,18 @@ pub fn field_type(lowered: &Lowered, kind: &FieldKind) -> (String, String) {
             let [all, own] = sizes.heads;
             let heads = if tp { format!("{own} of {all} heads") } else { String::new() };
             let name = match (kind, sizes.ulysses) {
-                (FieldKind::Attention { .. }, 1) => "Attention<PLACEMENT, QUERY, KEY_VALUE>",
+                (FieldKind::Attention { .. }, 1) => "Attention<PLACEMENT, QUERY, KEY_VALUE",
                 (FieldKind::Attention { .. }, _) => {
-                    "Attention<PLACEMENT, QUERY_BEHIND, KEY_VALUE_BEHIND>"
+                    "Attention<PLACEMENT, QUERY_BEHIND, KEY_VALUE_BEHIND"
                 }
-                (_, 1) => "LatentAttention<PLACEMENT, QUERY, VALUE>",
-                (_, _) => "LatentAttention<PLACEMENT, QUERY_BEHIND, VALUE_BEHIND>",
+                (_, 1) => "LatentAttention<PLACEMENT, QUERY, VALUE",
+                (_, _) => "LatentAttention<PLACEMENT, QUERY_BEHIND, VALUE_BEHIND",
             };
-            (name.replace("PLACEMENT", placement), heads)
+            let tokens = match sizes.ring {
+                1 => String::new(),
+                ranks => format!(", Split<Cp<{ranks}>>"),
+            };
+            (name.replace("PLACEMENT", placement) + &tokens + ">", heads)
         }
         FieldKind::Router { .. } => (format!("Router<{stream}, HIDDEN, EXPERTS>"), String::new()),
         FieldKind::Experts { outputs, inputs, .. } => {

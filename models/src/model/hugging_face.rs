@@ -2,7 +2,7 @@
 //!
 //! Keys and defaults are those of the configuration classes of transformers 4.57. Keys without
 //! effect on the model are listed ([`WITHOUT_EFFECT`]); the user is told of any other
-//! ([`unknown_keys`]).
+//! ([`keys_without_effect`]).
 
 use std::fmt;
 
@@ -215,14 +215,34 @@ const WITHOUT_EFFECT: [&str; 80] = [
     "use_cache",
 ];
 
-/// Unknown keys of a configuration, with their lines.
+/// Keys that ask for experts, which dense architectures do not read.
+const OF_EXPERTS: [&str; 9] = [
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "experts_per_token",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+];
+
+/// Keys of a configuration that no architecture reads, and those of experts where it is dense, with
+/// their lines.
 ///
 /// # Errors
 /// It is no mapping of keys.
-pub(super) fn unknown_keys(source: &Source) -> Result<Vec<(String, usize)>, InputError> {
+pub(super) fn keys_without_effect(
+    source: &Source,
+    is_dense: bool,
+) -> Result<Vec<(String, usize)>, InputError> {
     let Keys(keys) = parse_yaml(source)?;
     let read = keys_read();
-    let known = |key: &str| read.contains(&key) || WITHOUT_EFFECT.contains(&key);
+    let known = |key: &str| match is_dense && OF_EXPERTS.contains(&key) {
+        true => false,
+        false => read.contains(&key) || WITHOUT_EFFECT.contains(&key),
+    };
     let unknown = keys.into_iter().filter(|key| !known(&key.value));
     Ok(unknown.map(|key| (key.value, key.referenced.line() as usize)).collect())
 }

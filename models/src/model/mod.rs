@@ -33,12 +33,12 @@ pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
 /// Keys that a warning names.
 const NAMED: usize = 10;
 
-/// Warnings, one sentence each, about requests of a model file that are not met: unknown keys of a
-/// Hugging Face `config.json`, and parts that can be planned but not trained.
+/// Warnings, one sentence each, about requests of a model file that are not met: keys of a Hugging
+/// Face `config.json` that have no effect, and parts that can be planned but not trained.
 pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
     let unknown = match hugging_face {
-        true => hugging_face::unknown_keys(source).unwrap_or_default(),
+        true => hugging_face::keys_without_effect(source, spec.moe.is_none()).unwrap_or_default(),
         false => vec![],
     };
     let name = |(key, line): &(String, usize)| format!("`{}` (line {line})", quotable(key));
@@ -49,7 +49,7 @@ pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     };
     let (named, file) = (named.join(", "), source.name());
     let keys = (!named.is_empty())
-        .then(|| format!("{file}: keys that are not known here have no effect: {named}{more}"));
+        .then(|| format!("{file}: keys that have no effect on this model: {named}{more}"));
     let untrained = &spec.numerics.unknown;
     let untrained = (!untrained.is_empty()).then(|| {
         let list = untrained.join(", ");

@@ -87,7 +87,8 @@ pub struct RequestArgs {
     /// Leave out what `plan generate` cannot make a trainer of
     #[arg(long)]
     pub runnable: bool,
-    /// Plan again from this plan: its model, batch and settings, on --gpus or fewer
+    /// Plan again from this plan: its model, batch and settings, on --gpus or fewer. A --set takes
+    /// the place of the plan's own settings of that decision
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["model", "global_batch", "seq_len", "tokens", "headroom", "expert_imbalance", "runnable"])]
     pub from: Option<PathBuf>,
     /// Print JSON
@@ -153,14 +154,22 @@ pub struct PlanArgs {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitArgs {
     /// Seconds until the best plan so far is printed, with how far from the best possible it may
-    /// be [default: 1; 0.05 for `estimate` with everything set, 0.2 with --from, 0.4 for each
-    /// alternative of `explain`; 60 more for --order ilp]
+    /// be [default: 1, for `plan` then 2, 4 and 8 until there is any; 0.05 for `estimate` with
+    /// everything set, 0.2 with --from, 0.4 for each alternative of `explain`; 60 more for --order
+    /// ilp]
     #[arg(long, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
     /// Go on until nothing can be faster, or integer programs have done all the work they are
     /// allowed; Ctrl-C prints the best so far
     #[arg(long, conflicts_with = "time_limit")]
     pub prove: bool,
+}
+
+impl LimitArgs {
+    /// Whether neither option is given.
+    pub fn is_default(self) -> bool {
+        self.time_limit.is_none() && !self.prove
+    }
 }
 
 /// What a plan makes least.

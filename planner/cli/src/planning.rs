@@ -28,7 +28,7 @@ use planner::search::{Effort, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
@@ -37,6 +37,8 @@ const AGAIN_S: f64 = 0.2;
 /// The same where every decision is set, so that only layers and recomputation are open, s.
 const SINGLE_S: f64 = 0.05;
 
+/// The longest try, s, of those that double the time until there is any plan.
+const LONGEST_TRY_S: f64 = 8.0;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
@@ -60,11 +62,13 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
-    let more = args.top > 0 || request.runnable;
-    let searched = if more { request.with_share(FIRST) } else { request.clone() };
+    let share = if args.top > 0 || request.runnable { FIRST } else { 1.0 };
     let (searched, found) = match &known {
-        Some(plan) => again(&searched, plan)?,
-        None => (searched.clone(), best(&searched, args.objective)),
+        Some(plan) => again(&request.with_share(share), plan)?,
+        None => {
+            let found = patiently(&mut request, share, args);
+            (request.clone(), found)
+        }
     };
     let mut answer = found.map_err(|why| nothing_fits(&request, why))?;
     let idle = request.gpus - searched.gpus;
@@ -73,7 +77,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     answer.alternatives = alternatives(&request, &answer, args);
     answer = answer.or_faster(&request);
     let compared = request.runnable && args.objective == Objective::Time;
-    answer.not_runnable = compared.then(|| not_runnable(&request, &answer)).flatten();
+    if compared {
+        (answer.not_runnable, answer.not_runnable_gap) = not_runnable(&request, &answer);
+    }
     let (answer, order) = reordered(&request, answer, args)?;
     if let Some(path) = &args.output {
         output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
@@ -206,6 +212,23 @@ enum Empty {
     Undecided,
 }
 
+/// The best plan in a share of the time. Where the default time is too little for any, on a busy
+/// machine or a slow one, it is doubled until there is one.
+fn patiently(request: &mut Request, share: f64, args: &PlanArgs) -> Result<Answer, Empty> {
+    let mut found = best(&request.with_share(share), args.objective);
+    let mut try_s = ANSWER_S;
+    while found.as_ref().err() == Some(&Empty::Undecided)
+        && args.limit.is_default()
+        && try_s < LONGEST_TRY_S
+        && !is_stopped(request)
+    {
+        try_s *= 2.0;
+        request.deadline = Some(Instant::now() + Duration::from_secs_f64(try_s));
+        found = best(&request.with_share(share), args.objective);
+    }
+    found
+}
+
 fn best(request: &Request, objective: Objective) -> Result<Answer, Empty> {
     if objective == Objective::Time {
         return fastest(request);
@@ -331,22 +354,26 @@ fn binds(request: &Request, answer: &Answer) -> String {
     })
 }
 
-/// The fastest plan without `--runnable`, if it is faster.
-fn not_runnable(request: &Request, answer: &Answer) -> Option<NotRunnable> {
+/// The fastest plan without `--runnable`, if it is faster; and the share of its time, or of the
+/// answer's, that another may save beyond it.
+fn not_runnable(request: &Request, answer: &Answer) -> (Option<NotRunnable>, f64) {
     let mut progress = Progress::new();
     let own_s = answer.plan.predicted.iteration_s;
     let all = Restrictions { runnable: false, ..request.restrictions.clone() };
     let task = Task { restrictions: &all, cutoff_s: own_s, ..request.task() };
-    let found = search_wide(&task, &mut |standing| progress.show(standing)).best?;
+    let outcome = search_wide(&task, &mut |standing| progress.show(standing));
+    let gap = outcome.proof.searched_gap;
+    let Some(found) = outcome.best else { return (None, gap) };
     let reasons = unsupported_decisions(&request.model, &found.decisions);
     let iteration_s = found.priced.iteration_s;
     // The search may also end with the answer itself, or another plan as fast.
-    (!reasons.is_empty()).then(|| NotRunnable {
+    let faster = (!reasons.is_empty()).then(|| NotRunnable {
         costs: own_s / iteration_s - 1.0,
         iteration_s,
         reasons: reasons.iter().map(ToString::to_string).collect(),
         decisions: found.decisions,
-    })
+    });
+    (faster, gap)
 }
 
 fn nothing_fits(request: &Request, why: Empty) -> Failure {
@@ -374,4 +401,23 @@ fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let own = cluster.filter(|name| !shipped_names().any(|shipped| shipped == *name));
     let cluster = own.map_or_else(String::new, |own| format!(" --cluster {}", shell(own)));
     format!("wrote {path}    next: plan explain {path}{cluster} · plan check {path}{cluster}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn a_plan_is_found_where_the_default_time_was_too_little() {
+        let words = ["plan", "--model", "llama8b", "--gpus", "8"];
+        let args = Cli::parse_from(words).plan;
+        let mut request = Request::new(&args.request.flags()).expect("both are shipped");
+        request.deadline = Some(Instant::now());
+        assert_eq!(best(&request, Objective::Time).err(), Some(Empty::Undecided));
+        let found = patiently(&mut request, FIRST, &args);
+        assert!(found.is_ok_and(|answer| answer.feasible));
+        assert!(request.deadline > Some(Instant::now()), "what follows has time, too");
+    }
 }

@@ -314,6 +314,8 @@ fn a_plan_is_made_again_for_fewer_gpus() {
     assert!(screen.out.contains("\nidle       "), "{screen:?}");
     let same = plan(&format!("--from {path} --json")).json();
     assert!((time_s(&same) / time_s(&before) - 1.0).abs() < 1e-9, "{same} {before}");
+    let other = plan(&format!("--from {path} --set cp=2 --json")).json();
+    assert_eq!(other["decisions"]["cp"], 2, "a setting takes the place of the plan's: {other}");
     let refused = plan(&format!("--from {path} --model llama8b"));
     assert!(refused.code == 2 && refused.err.contains("cannot be used with"), "{refused:?}");
     let refused = plan(&format!("--from {path} --objective memory"));

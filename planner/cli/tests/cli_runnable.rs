@@ -28,6 +28,16 @@ fn what_the_trainer_cannot_run_is_left_out_and_priced() {
     assert!(screen.contains("dtype cannot be fp8"), "{screen}");
 }
 
+/// A search that was cut short has not shown that nothing is faster.
+#[test]
+fn what_was_not_searched_is_not_said_to_cost_nothing() {
+    let words = "--model deepseek_v3 --gpus 2048 --runnable --time-limit 3";
+    let [json, screen] = ["--json", ""].map(|more| plan(&format!("{words} {more}")));
+    let gap = json.json()["not_runnable_gap"].as_f64().expect("a share");
+    assert!(gap > 0.0, "{json:?}");
+    assert!(!screen.out.contains("costs nothing"), "{screen:?}");
+}
+
 #[test]
 fn a_plan_of_what_the_trainer_cannot_run_is_refused_where_that_is_asked() {
     let file = scratch("fp8.yaml");

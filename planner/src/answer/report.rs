@@ -46,6 +46,9 @@ pub struct Answer {
     pub worst_case_bytes: Option<u64>,
     /// With `--runnable`: the fastest plan without it, if that is faster.
     pub not_runnable: Option<NotRunnable>,
+    /// The share of its time that a plan without `--runnable` may save at most, as far as a search
+    /// for one came.
+    pub not_runnable_gap: f64,
     /// With `--objective memory`: bytes of a device below which nothing fits.
     pub least_memory_bytes: Option<u64>,
 }
@@ -101,6 +104,7 @@ impl Answer {
             alternatives: vec![],
             worst_case_bytes,
             not_runnable: None,
+            not_runnable_gap: 0.0,
             least_memory_bytes: None,
         })
     }
@@ -164,6 +168,7 @@ impl Answer {
             "search": search_json(&self.proof, self.effort),
             "alternatives": self.alternatives,
             "not_runnable": self.not_runnable,
+            "not_runnable_gap": self.not_runnable_gap,
             "least_memory_bytes": self.least_memory_bytes,
             "tool": TOOL,
         })

@@ -301,6 +301,10 @@ pub fn least_memory(answer: &Answer) -> String {
 /// What `--runnable` costs.
 pub fn runnable(answer: &Answer) -> String {
     let text = match &answer.not_runnable {
+        None if answer.not_runnable_gap > 0.0 => format!(
+            "--runnable costs less than {:.1} %: no faster plan without it was found in the time",
+            100.0 * answer.not_runnable_gap / (1.0 - answer.not_runnable_gap),
+        ),
         None => "--runnable costs nothing: no plan is faster without it".to_owned(),
         Some(other) => format!(
             "--runnable costs {}: {} takes {}, but {}",

@@ -144,10 +144,11 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     let Some(cluster) = found else { return Ok(None) };
     let cluster = cluster.shared_by(inputs.gpus);
     let restrictions = restrictions(&inputs.settings, inputs.runnable, &cluster, &inputs.model)?;
+    let model = with_capacity(inputs.model.clone(), restrictions.capacity_factor)?;
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
-        model: inputs.model.clone(),
+        model,
         file: None,
         cluster: cluster.with_headroom(inputs.headroom),
         gpus: inputs.gpus,
@@ -159,8 +160,9 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     }))
 }
 
-/// The request that a plan answers, for another number of GPUs and with more settings. Whether that
-/// number can be split over the model is not checked.
+/// The request that a plan answers, for another number of GPUs and with more settings. These take
+/// the place of the plan's own settings of the same decisions. Whether that number can be split
+/// over the model is not checked.
 ///
 /// # Errors
 /// The cluster named cannot be read or is not shipped, a setting cannot be, or no such number of
@@ -172,7 +174,9 @@ pub fn request_from(
     settings: &[String],
 ) -> Result<Request, InputError> {
     let gpus = gpu_count(gpus.unwrap_or(plan.inputs.gpus))?;
-    let settings = [&plan.inputs.settings[..], settings].concat();
+    let anew = |own: &&String| settings.iter().any(|new| decision_of(new) == decision_of(own));
+    let kept = plan.inputs.settings.iter().filter(|own| !anew(own));
+    let settings = kept.chain(settings).cloned().collect();
     let inputs = Inputs { gpus, settings, ..plan.inputs.clone() };
     let changed = Plan { inputs, ..plan.clone() };
     request_on(&changed, cluster)?.ok_or_else(|| {

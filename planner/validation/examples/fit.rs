@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     let model = held_out(&fitted, &samples, |sample| architecture(sample.row).to_owned());
     let scaled = [ScaledBy::All, ScaledBy::Others].map(|by| calibrated(&samples, &source, by));
     if std::env::var_os("SHOW_ROWS").is_some() {
-        show_rows(&samples, &fitted.errors(&samples), &cross);
+        show_rows(&samples, [&fitted.errors(&samples), &cross, &source, &generation, &model]);
     }
     let own = fitted.errors(&samples);
     report(&samples, [&own, &cross, &source, &generation, &model, &scaled[0], &scaled[1]]);
@@ -53,11 +53,15 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Signed errors of each row in %, fitted and cross-validated.
-fn show_rows(samples: &[Sample<'_>], fitted: &[f64], cross: &[f64]) {
-    for (sample, (fitted, cross)) in samples.iter().zip(fitted.iter().zip(cross)) {
-        let row = sample.row;
-        println!("{} {} {:+.1} {:+.1}", row.file, row.id, 100.0 * fitted, 100.0 * cross);
+/// Signed errors of each row in %: fitted, cross-validated, and with its source, its software
+/// generation or its architecture left out.
+fn show_rows(samples: &[Sample<'_>], errors: [&[f64]; 5]) {
+    for (index, Sample { row, setup, .. }) in samples.iter().enumerate() {
+        print!("{} {} {} {}", row.file, row.id, setup.generation, row.group.replace(' ', "_"));
+        for errors in errors {
+            print!(" {:+.1}", 100.0 * errors[index]);
+        }
+        println!();
     }
 }
 

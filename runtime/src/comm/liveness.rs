@@ -85,11 +85,13 @@ impl Liveness {
         Peer { rank, process }
     }
 
-    /// The error of a group's first rank that has ended, if any has.
+    /// The error of a group's first rank that has ended, if any has: the failure that ended it, if
+    /// it is known.
     pub fn lost(&self, waiter: &Waiter<'_>) -> Option<CommError> {
         let mut ranks = waiter.members.ranks.iter();
         let gone = ranks.find(|&&rank| self.gone[rank].load(Ordering::Acquire))?;
-        Some(self.lost_rank(*gone, waiter))
+        let known = self.failure.get().cloned();
+        Some(known.unwrap_or_else(|| self.lost_rank(*gone, waiter)))
     }
 
     fn lost_rank(&self, rank: usize, waiter: &Waiter<'_>) -> CommError {

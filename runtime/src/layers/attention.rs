@@ -1,6 +1,6 @@
 //! Self-attention over this rank's heads, without its projections.
 
-use super::placement::HeadPlacement;
+use super::placement::{Cp, HeadPlacement, Split, TokenPlacement, Whole};
 use super::tensor::{LogSumExp, Tensor};
 use crate::comm::CommError;
 use crate::device::Device;
@@ -9,21 +9,23 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 /// One rank's heads of one layer's attention: `Q` columns of queries, `K` of keys, `V` of values
-/// and `O` of outputs.
+/// and `O` of outputs. `T` says whether this rank has all tokens of its sequences.
 pub struct AttentionCore<
     P: HeadPlacement,
     const Q: usize,
     const K: usize,
     const V: usize,
     const O: usize,
+    T: TokenPlacement = Whole,
 > {
     pub(super) core: ops::Attention,
-    placement: PhantomData<P>,
+    placement: PhantomData<(P, T)>,
 }
 
 /// Attention whose heads of queries, keys and values are equally wide: `Q` columns of queries,
 /// `KV` of keys and of values.
-pub type Attention<P, const Q: usize, const KV: usize> = AttentionCore<P, Q, KV, KV, Q>;
+pub type Attention<P, const Q: usize, const KV: usize, T = Whole> =
+    AttentionCore<P, Q, KV, KV, Q, T>;
 
 /// Sums over chunks of the gradients of queries, keys and values of `R` tokens.
 #[must_use]
@@ -57,8 +59,14 @@ const fn exchanges(one: usize, other: usize) {
     assert!(one == other, "an exchange of tokens for heads keeps the number of elements");
 }
 
-impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: usize>
-    AttentionCore<P, Q, K, V, O>
+impl<
+    P: HeadPlacement,
+    const Q: usize,
+    const K: usize,
+    const V: usize,
+    const O: usize,
+    T: TokenPlacement,
+> AttentionCore<P, Q, K, V, O, T>
 {
     /// Attention of these heads.
     ///
@@ -171,38 +179,6 @@ impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: 
         self.core.to_tokens(ctx, dv.buffer(), self.core.kv_heads).map(Tensor::received)
     }
 
-    /// [`Self::forward`], where other ranks have other keys and values of the same sequences.
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn forward_around<D: Device, const R: usize>(
-        &self,
-        ctx: &Context<'_, D>,
-        q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, K>,
-        v: &Tensor<D, P, R, V>,
-    ) -> Result<(Tensor<D, P, R, O>, LogSumExp<D>), CommError> {
-        let (a, lse) = self.core.forward_around(ctx, q.buffer(), k.buffer(), v.buffer())?;
-        Ok((Tensor::received(a), LogSumExp(Rc::new(lse))))
-    }
-
-    /// The backward pass of [`Self::forward_around`].
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn backward_around<D: Device, const R: usize>(
-        &self,
-        ctx: &Context<'_, D>,
-        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
-        da: &Tensor<D, P, R, O>,
-    ) -> Result<HeadGradients<D, P, R, Q, K, V>, CommError> {
-        let (q, k, v, a, lse) = saved;
-        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
-        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
-        let [dq, dk, dv] = self.core.backward_around(ctx, &saved, da.buffer())?;
-        Ok((Tensor::received(dq), Tensor::received(dk), Tensor::received(dv)))
-    }
-
     /// Rotates queries or keys by their positions.
     pub fn rotate<D: Device, const R: usize, const C: usize>(
         &self,
@@ -221,31 +197,6 @@ impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: 
         dx.changed(ctx, |dx| self.core.rotate_back(ctx, dx))
     }
 
-    /// Output, and the log-sum-exp of each row's scores.
-    pub fn forward<D: Device, const R: usize>(
-        &self,
-        ctx: &Context<'_, D>,
-        q: &Tensor<D, P, R, Q>,
-        k: &Tensor<D, P, R, K>,
-        v: &Tensor<D, P, R, V>,
-    ) -> (Tensor<D, P, R, O>, LogSumExp<D>) {
-        let (a, lse) = self.core.forward(ctx, q.buffer(), k.buffer(), v.buffer());
-        (Tensor::received(a), LogSumExp(Rc::new(lse)))
-    }
-
-    /// The gradients of queries, keys and values, from that of the output.
-    pub fn backward<D: Device, const R: usize>(
-        &self,
-        ctx: &Context<'_, D>,
-        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
-        da: &Tensor<D, P, R, O>,
-    ) -> HeadGradients<D, P, R, Q, K, V> {
-        let (q, k, v, a, lse) = saved;
-        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
-        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
-        let [dq, dk, dv] = self.core.backward(ctx, &saved, da.buffer());
-        (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
-    }
     /// Output of a chunk's queries, and the log-sum-exp of their scores. Queries, keys and values
     /// are those of all tokens.
     pub fn forward_chunk<D: Device, const R: usize, const PART: usize>(
@@ -294,5 +245,84 @@ impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: 
     ) -> HeadGradients<D, P, R, Q, K, V> {
         let [dq, dk, dv] = self.core.finish_sums(ctx, sums.0);
         (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
+    }
+}
+
+impl<P: HeadPlacement, const Q: usize, const K: usize, const V: usize, const O: usize>
+    AttentionCore<P, Q, K, V, O>
+{
+    /// Output, and the log-sum-exp of each row's scores.
+    pub fn forward<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
+    ) -> (Tensor<D, P, R, O>, LogSumExp<D>) {
+        let (a, lse) = self.core.forward(ctx, q.buffer(), k.buffer(), v.buffer());
+        (Tensor::received(a), LogSumExp(Rc::new(lse)))
+    }
+
+    /// The gradients of queries, keys and values, from that of the output.
+    pub fn backward<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
+        da: &Tensor<D, P, R, O>,
+    ) -> HeadGradients<D, P, R, Q, K, V> {
+        let (q, k, v, a, lse) = saved;
+        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
+        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
+        let [dq, dk, dv] = self.core.backward(ctx, &saved, da.buffer());
+        (Tensor::received(dq), Tensor::received(dk), Tensor::received(dv))
+    }
+}
+
+impl<
+    P: HeadPlacement,
+    const Q: usize,
+    const K: usize,
+    const V: usize,
+    const O: usize,
+    const N: usize,
+> AttentionCore<P, Q, K, V, O, Split<Cp<N>>>
+{
+    /// Output, and the log-sum-exp of each row's scores, where other ranks have other keys and
+    /// values of the same sequences.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    ///
+    /// # Panics
+    /// Not `N` ranks exchange keys and values.
+    #[track_caller]
+    pub fn forward_around<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        q: &Tensor<D, P, R, Q>,
+        k: &Tensor<D, P, R, K>,
+        v: &Tensor<D, P, R, V>,
+    ) -> Result<(Tensor<D, P, R, O>, LogSumExp<D>), CommError> {
+        let ranks = ctx.cp.ring.size();
+        assert!(ranks == N, "{ranks} ranks exchange keys and values, not {N}");
+        let (a, lse) = self.core.forward_around(ctx, q.buffer(), k.buffer(), v.buffer())?;
+        Ok((Tensor::received(a), LogSumExp(Rc::new(lse))))
+    }
+
+    /// The backward pass of [`Self::forward_around`].
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn backward_around<D: Device, const R: usize>(
+        &self,
+        ctx: &Context<'_, D>,
+        saved: Saved<'_, D, P, R, R, Q, K, V, O>,
+        da: &Tensor<D, P, R, O>,
+    ) -> Result<HeadGradients<D, P, R, Q, K, V>, CommError> {
+        let (q, k, v, a, lse) = saved;
+        let (q, k, v, out) = (q.buffer(), k.buffer(), v.buffer(), a.buffer());
+        let saved = AttentionSaved { q, k, v, out, lse: &lse.0 };
+        let [dq, dk, dv] = self.core.backward_around(ctx, &saved, da.buffer())?;
+        Ok((Tensor::received(dq), Tensor::received(dk), Tensor::received(dv)))
     }
 }

@@ -7,7 +7,7 @@
 
 use super::attention::AttentionCore;
 use super::linear::{FromRows, FusedRows, sealed};
-use super::placement::{GradientPlacement, HeadPlacement, Whole};
+use super::placement::{GradientPlacement, HeadPlacement, TokenPlacement, Whole};
 use super::tensor::{Statistics, Tensor};
 use crate::device::Device;
 use crate::ops::{self, Context, Matrix, NormKind, WeightWork};
@@ -147,9 +147,12 @@ impl<G: GradientPlacement, const C: usize> LatentNorm<G, C> {
 
 /// Latent attention, without its projections: `Q` columns of queries and of keys, `V` of values
 /// and of outputs.
-pub type LatentAttention<P, const Q: usize, const V: usize> = AttentionCore<P, Q, Q, V, V>;
+pub type LatentAttention<P, const Q: usize, const V: usize, T = Whole> =
+    AttentionCore<P, Q, Q, V, V, T>;
 
-impl<P: HeadPlacement, const Q: usize, const V: usize> LatentAttention<P, Q, V> {
+impl<P: HeadPlacement, const Q: usize, const V: usize, T: TokenPlacement>
+    LatentAttention<P, Q, V, T>
+{
     /// Rotates the part of keys that all heads share.
     pub fn rotate_shared<D: Device, const R: usize, const C: usize>(
         &self,

@@ -77,6 +77,6 @@ pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};
 pub use placement::{
     Axis, Columns, Cp, Dp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Pp,
-    Split, StreamPlacement, TablePlacement, Tp, VocabPlacement, Whole,
+    Split, StreamPlacement, TablePlacement, TokenPlacement, Tp, VocabPlacement, Whole,
 };
 pub use tensor::{LogSumExp, Numbers, Statistics, Stream, Tensor};

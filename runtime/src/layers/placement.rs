@@ -111,6 +111,17 @@ impl<A: Axis> HeadPlacement for Columns<A> {
     type Sum = Partial<A>;
 }
 
+/// Where the tokens of the sequences are that attention works on: all on this rank, or in blocks on
+/// context-parallel ranks, which exchange keys and values.
+#[diagnostic::on_unimplemented(
+    message = "attention has all tokens (`Whole`) or blocks of them (`Split<Cp<N>>`), not `{Self}`",
+    label = "`{Self}` says nothing of the tokens of a sequence"
+)]
+pub trait TokenPlacement: Sealed {}
+
+impl TokenPlacement for Whole {}
+impl<const N: usize> TokenPlacement for Split<Cp<N>> {}
+
 /// Placements of gradients of what every rank has whole, such as the latent vectors from which it
 /// computes its own heads.
 #[diagnostic::on_unimplemented(

@@ -245,9 +245,9 @@ impl Fit {
         samples.iter().map(observation).collect()
     }
 
-    /// Index of the same constant of the predecessor of a knob's generation.
+    /// Index of the constant whose value is a knob's prior mean.
     fn parent(&self, knob: &Knob) -> Option<usize> {
-        let owner = knob.owner.parent().filter(|parent| knob.is_alike(parent))?;
+        let owner = knob.expected_of()?;
         let same = |other: &Knob| other.owner == owner && other.field.key == knob.field.key;
         self.knobs.iter().position(same)
     }

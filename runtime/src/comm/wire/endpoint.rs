@@ -1,7 +1,7 @@
 //! A process's endpoint of a wire: one thread sends, one receives.
 
 use super::Wire;
-use super::message::{Address, Message, Packet};
+use super::message::{Address, Failure, Message, Packet};
 use crate::comm::liveness::{Liveness, Waiter, lock};
 use crate::comm::{CommError, Options, Peer};
 use std::collections::{HashMap, VecDeque};
@@ -144,7 +144,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.post_all(&Packet::Gone);
+        self.post_all(&Packet::Gone(self.shared.failure()));
         self.outgoing = None;
         self.shared.closing.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
@@ -166,9 +166,22 @@ impl EndpointState {
                 lock(&mailbox.messages).push_back(message);
                 mailbox.arrived.notify_one();
             }
-            Packet::Gone => self.liveness.set_gone(from),
+            Packet::Gone(failure) => {
+                if let Some(Failure { rank, reason }) = failure {
+                    self.fail(rank, reason);
+                }
+                self.liveness.set_gone(from);
+            }
             Packet::Abort { reason } => self.fail(from, reason),
         }
+    }
+
+    /// What ended this rank, if anything did, as other ranks hear of it.
+    fn failure(&self) -> Option<Failure> {
+        Some(match self.liveness.fail_if_failed().err()? {
+            CommError::Aborted { peer, reason } => Failure { rank: peer.rank, reason },
+            error => Failure { rank: self.rank, reason: error.to_string() },
+        })
     }
 
     fn fail(&self, rank: usize, reason: String) {
@@ -203,5 +216,44 @@ fn receive_all(wire: &dyn Wire, shared: &EndpointState) {
             Ok(None) => {}
             Err(said) => return shared.fail(shared.rank, format!("cannot receive: {said}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(rank: usize) -> EndpointState {
+        EndpointState {
+            liveness: Liveness::new(3, Options::default()),
+            rank,
+            mailboxes: Mutex::default(),
+            closing: AtomicBool::new(false),
+        }
+    }
+
+    #[test]
+    fn a_rank_that_ends_passes_on_why() {
+        let [giving_up, told, last] = [0, 1, 2].map(state);
+        assert_eq!(told.failure(), None);
+        let reason = "no space".to_owned();
+        giving_up.deliver(0, Packet::Abort { reason: reason.clone() });
+        told.deliver(0, Packet::Abort { reason: reason.clone() });
+        let failure = Failure { rank: 0, reason };
+        assert_eq!((giving_up.failure(), told.failure()), (Some(failure.clone()), Some(failure)));
+        // The last rank hears from the second one first.
+        last.deliver(1, Packet::Gone(told.failure()));
+        assert_eq!(last.liveness.fail_if_failed(), told.liveness.fail_if_failed());
+        assert!(!last.liveness.alone(2), "rank 0 has not ended");
+    }
+
+    #[test]
+    fn a_rank_passes_on_what_it_saw_itself() {
+        let late = state(1);
+        let peers = vec![late.liveness.peer(0)];
+        let (group, call) = ("world".to_owned(), "barrier".to_owned());
+        let error = CommError::TimedOut { peers, by: 1, group, limit_s: 1, call };
+        late.liveness.fail(error.clone());
+        assert_eq!(late.failure(), Some(Failure { rank: 1, reason: error.to_string() }));
     }
 }

@@ -28,30 +28,46 @@ pub(super) struct Message {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Packet {
     Message(Message),
-    /// The sender has ended.
-    Gone,
+    /// The sender has ended; with the failure that ended it, if one did. Others may learn of it
+    /// from here before the rank that gave up tells them.
+    Gone(Option<Failure>),
     /// The sender gave up.
     Abort {
         reason: String,
     },
 }
 
+/// The world rank that gave up, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Failure {
+    pub rank: usize,
+    pub reason: String,
+}
+
 impl Packet {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Message(message) => message.encode(),
-            Self::Gone => vec![1],
+            Self::Gone(None) => vec![1],
+            Self::Gone(Some(Failure { rank, reason })) => {
+                [&[1], &number(*rank as u64)[..], reason.as_bytes()].concat()
+            }
             Self::Abort { reason } => [&[2], reason.as_bytes()].concat(),
         }
     }
 
     /// `None` for bytes that [`Self::encode`] does not produce.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, rest) = bytes.split_first()?;
+        let (kind, mut rest) = bytes.split_first()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match kind {
             0 => Message::decode(rest).map(Self::Message),
-            1 => rest.is_empty().then_some(Self::Gone),
-            2 => Some(Self::Abort { reason: String::from_utf8_lossy(rest).into_owned() }),
+            1 if rest.is_empty() => Some(Self::Gone(None)),
+            1 => {
+                let rank = take(&mut rest)? as usize;
+                Some(Self::Gone(Some(Failure { rank, reason: text(rest) })))
+            }
+            2 => Some(Self::Abort { reason: text(rest) }),
             _ => None,
         }
     }
@@ -117,7 +133,9 @@ mod tests {
         };
         let message = Packet::Message(message);
         assert_eq!(Packet::decode(&message.encode()[..4]), None);
-        for packet in [message, Packet::Gone, Packet::Abort { reason: "no space".to_owned() }] {
+        let reason = || "no space".to_owned();
+        let failed = Packet::Gone(Some(Failure { rank: 3, reason: reason() }));
+        for packet in [message, Packet::Gone(None), failed, Packet::Abort { reason: reason() }] {
             assert_eq!(Packet::decode(&packet.encode()), Some(packet));
         }
         assert_eq!(Packet::decode(&[1, 0]), None);

@@ -99,7 +99,7 @@ impl WireComm {
 
 /// A process's last packet, for wires that notice that a process has ended.
 pub(super) fn gone() -> Vec<u8> {
-    message::Packet::Gone.encode()
+    message::Packet::Gone(None).encode()
 }
 
 /// Marks the streams of collectives; message tags are smaller.
