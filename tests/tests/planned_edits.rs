@@ -698,7 +698,7 @@ const REFUSED: [(&str, &str, &str); 3] = [
 ];
 
 /// Edits that compile, and what the trainer says: program, name, replacement, text.
-const UNSEEN: [(&str, &str, (&str, &str, &str), &str); 3] = [
+const UNSEEN: [(&str, &str, Replacement, &str); 3] = [
     (
         SPLIT,
         "a gradient is left out",
