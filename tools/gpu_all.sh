@@ -83,7 +83,7 @@ program_one() {
   "$bin/programs/$name" --gpu --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
     --time-limit-s 60 --metrics "$out/program-$name.jsonl" --rank-report "$out/program-$name-ranks.jsonl" $flags \
     >"$out/program-$name.log" 2>&1
-  "$python" tools/gpu_program_losses.py "$name" "$case" "$format" $? "$out" | tee -a "$out/programs.jsonl"
+  "$python" tools/gpu_program_losses.py "$name" "$case" "$format" $? "$out" "$bin/programs/$name.wanted.jsonl" | tee -a "$out/programs.jsonl"
 }
 export -f program_one
 programs() {

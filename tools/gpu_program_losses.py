@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """The losses of a generated trainer beside PyTorch's, as a line of JSON. tools/gpu_all.sh runs it:
 
-    tools/gpu_program_losses.py NAME CASE FORMAT EXIT_STATUS OUT
+    tools/gpu_program_losses.py NAME CASE FORMAT EXIT_STATUS OUT WANTED
 
-OUT/program-NAME.jsonl is what the trainer wrote with --metrics. In f32, losses may be off by 1e-4;
+OUT/program-NAME.jsonl is what the trainer wrote with --metrics. WANTED is a file of
+the same kind, with losses of the same trainer on processors: where it is there, they are wanted in
+place of PyTorch's. In f32, losses may be off by 1e-4;
 in bf16 by 2e-3 of themselves, as those of gpu_golden.
 """
 
@@ -14,13 +16,19 @@ import sys
 TOLERANCES = {"f32": (1e-4, 0.0), "bf16": (0.0, 2e-3)}
 
 
+def losses_of(metrics):
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+
+
 def main():
-    name, case, number_format, status, out = sys.argv[1:]
-    out = pathlib.Path(out)
-    wanted = json.loads(pathlib.Path(f"tests/golden/{case}/expected.json").read_text())["trajectory"]["loss_f64"]
+    name, case, number_format, status, out, on_processors = sys.argv[1:]
+    out, on_processors = pathlib.Path(out), pathlib.Path(on_processors)
+    if on_processors.exists():
+        wanted = losses_of(on_processors)
+    else:
+        wanted = json.loads(pathlib.Path(f"tests/golden/{case}/expected.json").read_text())["trajectory"]["loss_f64"]
     metrics, ranks = out / f"program-{name}.jsonl", out / f"program-{name}-ranks.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    losses = [line["loss"] for line in lines]
+    losses = losses_of(metrics) if metrics.exists() else []
     absolute, relative = TOLERANCES[number_format]
     off = [abs(loss - right) for loss, right in zip(losses, wanted)]
     within = all(by <= absolute + relative * right for by, right in zip(off, wanted))

@@ -5,7 +5,9 @@
 #
 # PLAN is the planner's program. FOLDER gets each trainer as FOLDER/NAME, and FOLDER/list.txt with
 # a line for each: name, golden case, format, flags of the trainer. `tools/gpu_all.sh programs` runs
-# them beside PyTorch's losses. FOLDER/gpt2_124m is the default plan of that model on one GPU.
+# them beside PyTorch's losses, or beside those that the same trainer has on this machine's
+# processors: FOLDER/NAME.wanted.jsonl, for what changes the model or the data of a golden case.
+# FOLDER/gpt2_124m is the default plan of that model on one GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 plan=$(realpath "$1") folder=$2
@@ -16,7 +18,8 @@ mkdir -p "$target"
 target=$(realpath "$target")
 : >"$folder/list.txt"
 
-# Name, case, format, ranks, flags of the trainer (- for none), decisions.
+# Name, case, format, ranks, flags of the trainer, with a comma for a space (- for none), decisions.
+# A flag `--as=JSON` changes keys of the model's config.json instead, and makes FOLDER/NAME.wanted.jsonl.
 programs() {
   cat <<'LIST'
 one_rank llama_gqa f32 1 --cuda-graphs=always tp=1 pp=1 micro_batch=8 zero_stage=0
@@ -30,6 +33,12 @@ vocabulary llama_tied f32 4 - tp=2 pp=2 cp=1 zero_stage=0 schedule=1f1b vocab=pa
 expert_parallel qwen3_moe f32 4 - tp=2 pp=1 cp=1 sequence_parallel=true ep=4 etp=1 moe_overlap=none zero_stage=0 micro_batch=2
 pairs mixtral f32 4 - tp=1 pp=2 cp=1 ep=2 schedule=dualpipe_v moe_overlap=pair zero_stage=1 micro_batch=1 recompute=full
 ampipe deepseek_v3 f32 4 - tp=2 pp=2 cp=1 sequence_parallel=true ep=2 etp=1 schedule=1f1b moe_overlap=ampipe moe_overlap_degree=2 zero_stage=0 micro_batch=1
+sinks gpt_oss f32 2 - tp=1 pp=1 cp=1 ep=2 etp=1 moe_overlap=none zero_stage=1 micro_batch=2
+activations_in_host_memory llama_gqa f32 2 - tp=1 pp=2 cp=1 zero_stage=0 schedule=1f1b offload=activations micro_batch=1
+optimizer_in_host_memory llama_gqa f32 2 - tp=1 pp=1 cp=1 dp=2 zero_stage=2 offload=optimizer micro_batch=2
+post_validation gpt2 f32 2 - tp=1 pp=2 cp=1 zero_stage=0 schedule=zb_h1 post_validation=true micro_batch=1
+dropout gpt2 f32 1 --cuda-graphs=always,--as={"attn_pdrop":0.1,"embd_pdrop":0.1,"resid_pdrop":0.1} tp=1 pp=1 micro_batch=8 zero_stage=0
+documents gpt2 f32 2 --document-end=7 tp=1 pp=1 cp=2 cp_style=ring zero_stage=0 micro_batch=4
 LIST
 }
 
@@ -41,12 +50,25 @@ build() {
 }
 
 programs | while read -r name case format ranks flags decisions; do
-  settings=()
+  settings=() model=tests/golden/$case/config.json
   for decision in $decisions; do settings+=(--set "$decision"); done
-  "$plan" --model "tests/golden/$case/config.json" --cluster dgx_h100 --gpus "$ranks" --global-batch 8 \
+  [ "$flags" != - ] || flags=
+  changes=$(sed -n 's/.*--as=//p' <<<"$flags")
+  flags=$(sed 's/--as=.*//; s/,/ /g' <<<"$flags")
+  if [ "$changes" ]; then
+    mkdir -p "$target/$name-model/$case"
+    python3 -c 'import json, sys
+print(json.dumps(json.load(open(sys.argv[1])) | json.loads(sys.argv[2])))' "$model" "$changes" >"$target/$name-model/$case/config.json"
+    model=$target/$name-model/$case/config.json
+  fi
+  "$plan" --model "$model" --cluster dgx_h100 --gpus "$ranks" --global-batch 8 \
     --seq-len 32 --set "dtype=$format" "${settings[@]}" -o "$target/$name.yaml" >"$target/$name.log"
   build "$name" "$case"
-  [ "$flags" != - ] || flags=
+  if [ "$changes" ] || [[ $flags == *--document-end* ]]; then
+    rm -f "$folder/$name.wanted.jsonl"
+    "$folder/$name" --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
+      --metrics "$folder/$name.wanted.jsonl" $flags >>"$target/$name.log"
+  fi
   echo "$name $case $format $flags" >>"$folder/list.txt"
 done
 

@@ -25,14 +25,12 @@ const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// Kernels whose work is negligible beside their operation's other kernels: last steps of sums,
 /// single numbers per row, a table for all layers.
-const WITHOUT_FLOOR: [&str; 10] = [
+const WITHOUT_FLOOR: [&str; 8] = [
     "cross_entropy_loss",
     "cross_entropy_rescale",
     "elementwise_column_sum",
     "elementwise_total",
-    "embedding_count",
     "embedding_join",
-    "embedding_sort",
     "layer_norm_column_sum",
     "rms_norm_column_sum",
     "rope_table",

@@ -128,6 +128,17 @@ pub fn attention_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
     gemms
 }
 
+/// [`attention_gemms`] of software that computes queries, keys and values by products of their own.
+pub fn separate_attention_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
+    let together = attention_gemms(model, split);
+    let (None, [_, out]) = (model.attention.mla, together.as_slice()) else { return together };
+    let (heads, h) = (LocalHeads::new(model, split.tp), model.hidden);
+    let (keys, values) = (heads.kv_heads * heads.qk_dim, heads.kv_heads * heads.v_dim);
+    let mut gemms = [heads.q_width(), keys, values].map(|n| Gemm::new(out.m, n, h)).to_vec();
+    gemms.push(*out);
+    gemms
+}
+
 /// Input projections a feed-forward block has: gate and up, or up alone.
 pub fn input_matrices(activation: Activation) -> u64 {
     if activation.is_gated() { 2 } else { 1 }
@@ -145,6 +156,16 @@ pub fn dense_gemms(model: &ModelSpec, kind: LayerKind, split: &Split) -> Vec<Gem
     }
     let inputs = input_matrices(model.mlp.activation);
     vec![Gemm::new(tokens, inputs * ffn, h), Gemm::new(tokens, h, ffn)]
+}
+
+/// [`dense_gemms`] of software that computes gate and up by products of their own.
+pub fn separate_dense_gemms(model: &ModelSpec, kind: LayerKind, split: &Split) -> Vec<Gemm> {
+    let matrices = input_matrices(model.mlp.activation);
+    let apart = |(i, gemm): (usize, Gemm)| match i {
+        0 => vec![Gemm { n: gemm.n / matrices, ..gemm }; matrices as usize],
+        _ => vec![gemm],
+    };
+    dense_gemms(model, kind, split).into_iter().enumerate().flat_map(apart).collect()
 }
 
 /// Routed copies of a token: top-k, or the capacity that padding fills.

@@ -335,7 +335,7 @@ impl Bench<'_> {
         ] {
             let id = |i: usize| if i % often == 1 { 11 } else { i * 7919 % vocabulary };
             let mut ids: Vec<i64> = (0..tokens).map(|i| id(i) as i64).collect();
-            let on_gpu = gpu.upload(&ids)?;
+            let (on_gpu, order) = (gpu.upload(&ids)?, gpu.upload(&embedding::by_row(&ids))?);
             ids.sort_unstable();
             ids.dedup();
             let embedding =
@@ -353,7 +353,7 @@ impl Bench<'_> {
             let floor = embedding::cuda::backward_floor(&embedding, stored, ids.len());
             self.moves("embedding backward", &shape, floor, || {
                 let (dout, dtable) = (out.view(), dtable.view_mut());
-                embedding::cuda::backward(gpu, &embedding, on_gpu.view(), dout, dtable)
+                embedding::cuda::backward(gpu, &embedding, order.view(), dout, dtable)
             })?;
         }
         Ok(())

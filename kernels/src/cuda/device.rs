@@ -18,6 +18,7 @@ use cudarc::nvrtc::Ptx;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::Write as _;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -391,30 +392,39 @@ impl Driver for StreamQueue {
         let [x, y] = launch.grid();
         if x > 0x7fff_ffff || y > 0xffff {
             let what = format!("{}: a grid of {x} by {y} blocks", launch.kernel());
-            return Err(GpuError::Call { call: "cuLaunchKernel", what });
+            return Err(GpuError::Call { call: "cuLaunchKernelEx", what });
         }
         let mut bits: Vec<u64> =
             launch.arguments().iter().map(|argument| argument.bits()).collect();
         // The driver reads as many low bytes of each value as the parameter's type has.
         let mut parameters: Vec<*mut c_void> =
-            bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast()).collect();
-        let threads = (launch.constants().threads as c_uint, 1, 1);
+            bits.iter_mut().map(|bits| ptr::from_mut(bits).cast()).collect();
+        let mut follows = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x as c_uint,
+            gridDimY: y as c_uint,
+            gridDimZ: 1,
+            blockDimX: launch.constants().threads as c_uint,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut follows,
+            numAttrs: c_uint::from(launch.follows()),
+        };
+        let (function, parameters) = (function.cu_function(), parameters.as_mut_ptr());
         // SAFETY: operations pass their own kernels arguments that are addresses of live memory of
         // the checked lengths; the tests on the emulator check the arguments' types.
-        unsafe {
-            result::launch_kernel(
-                function.cu_function(),
-                (x as c_uint, y as c_uint, 1),
-                threads,
-                0,
-                self.stream.cu_stream(),
-                &mut parameters,
-            )
-        }
-        .map_err(|error| GpuError::Call {
-            call: "cuLaunchKernel",
-            what: format!("{}: {error}", launch.kernel()),
-        })
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, parameters, ptr::null_mut()) }
+            .result()
+            .map_err(|error| GpuError::Call {
+                call: "cuLaunchKernelEx",
+                what: format!("{}: {error}", launch.kernel()),
+            })
     }
 
     fn product(&self, product: &Product) -> Result<(), GpuError> {

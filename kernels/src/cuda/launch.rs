@@ -140,7 +140,7 @@ impl Module {
         arguments: Vec<Argument>,
     ) -> Launch {
         debug_assert!(self.source.kernels().any(|name| name == kernel), "no kernel {kernel}");
-        Launch { module: self.clone(), kernel, grid, arguments }
+        Launch { module: self.clone(), kernel, grid, arguments, follows: false }
     }
 }
 
@@ -151,9 +151,23 @@ pub struct Launch {
     kernel: &'static str,
     grid: [usize; 2],
     arguments: Vec<Argument>,
+    follows: bool,
 }
 
 impl Launch {
+    /// The same launch, whose blocks may begin before the kernel launched before it has ended. The
+    /// kernel must wait for that one itself (`await_kernel_before` in `prelude.cu`).
+    #[must_use]
+    pub(crate) fn following(self) -> Self {
+        Self { follows: true, ..self }
+    }
+
+    /// Whether it is launched so.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        self.follows
+    }
+
     /// The source.
     #[must_use]
     pub fn source(&self) -> Source {

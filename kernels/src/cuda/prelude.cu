@@ -123,14 +123,25 @@ __device__ __forceinline__ float block_reduce(float value) {
 
 __device__ __forceinline__ int strip_column() { return blockIdx.x * STRIP + threadIdx.x % 32 * PACK; }
 
-// Calls `add(row)` for each group of `ROWS` rows of this warp, so that the loads of a group are in
-// flight together, and then for the rest one by one.
+// Rows first, first + step, ..: all are there, or those below `rows`.
+template <int ROWS, bool ALL>
+struct RowGroup {
+  int first, step, rows;
+
+  static constexpr int count = ROWS;
+  __device__ __forceinline__ bool has(int i) const { return ALL || first + i * step < rows; }
+  // The number of a row to load: of one that is there.
+  __device__ __forceinline__ int row(int i) const { return has(i) ? first + i * step : first; }
+};
+
+// Calls `add(group)` for each group of rows of this warp, so that the loads of a group are in flight
+// together. They are, only if none is in a branch: what a branch loads is widened there.
 template <int ROWS, typename Rows>
 __device__ __forceinline__ void each_row(int rows, Rows of) {
   const int step = gridDim.y * WARPS;
   int row = blockIdx.y * WARPS + threadIdx.x / 32;
-  for (; row + (ROWS - 1) * step < rows; row += ROWS * step) of.template add<ROWS>(row, step);
-  for (; row < rows; row += step) of.template add<1>(row, step);
+  for (; row + (ROWS - 1) * step < rows; row += ROWS * step) of.add(RowGroup<ROWS, true>{row, step, rows});
+  if (row < rows) of.add(RowGroup<ROWS, false>{row, step, rows});
 }
 
 // to[columns]: the sums of a strip, added up over the warps of the block in their order.
@@ -157,8 +168,17 @@ __device__ __forceinline__ float column_total(const float* __restrict__ partial,
   __shared__ float sums[WARPS][32];
   float sum = 0.0f;
   if (column < columns) {
-#pragma unroll 4
-    for (int part = threadIdx.x / 32; part < parts; part += WARPS) sum += partial[part * stride + column];
+    constexpr int TOGETHER = 32;  // loads in flight
+    for (int part = threadIdx.x / 32; part < parts; part += TOGETHER * WARPS) {
+      float more[TOGETHER];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        const int own = part + i * WARPS;
+        more[i] = own < parts ? partial[own * stride + column] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) sum += more[i];
+    }
   }
   __syncthreads();  // an earlier total may still be read
   sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
@@ -167,6 +187,21 @@ __device__ __forceinline__ float column_total(const float* __restrict__ partial,
 #pragma unroll
   for (int warp = 0; warp < WARPS; ++warp) sum += sums[warp][threadIdx.x % 32];
   return sum;
+}
+
+// A kernel that adds up what another left may be launched as its follower (`Launch::following`):
+// its blocks then begin while the last ones of the other run, and wait before they read what it
+// wrote. GPUs before Hopper begin it after the other.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void await_kernel_before() {
+#if !defined(CUDA_ON_CPU) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Index of a thread's first element in a grid that covers a tensor once.

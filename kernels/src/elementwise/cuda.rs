@@ -138,9 +138,9 @@ pub fn bias_gradient<S: Stored>(
     let partial = gpu.memory::<f32>(parts * columns)?;
     let partial = partial.view();
     let arguments = vec![dy.argument(), partial.argument(), int(rows)];
-    gpu.launch(&module.launch("elementwise_column_partials", grid, arguments))?;
+    gpu.launch(&module.launch("elementwise_column_partials", grid, arguments).following())?;
     let arguments = vec![partial.argument(), dbias.argument(), int(parts)];
-    gpu.launch(&module.launch("elementwise_column_sum", total, arguments))
+    gpu.launch(&module.launch("elementwise_column_sum", total, arguments).following())
 }
 
 /// `sum += x`: adds a micro-batch's gradient to the f32 sum.

@@ -116,13 +116,14 @@ struct RowsOfGradient {
   const stored* dy;
   float (&sum)[PACK];
 
-  template <int ROWS>
-  __device__ __forceinline__ void add(int row, int step) {
-    float v[ROWS][PACK];
+  template <typename Group>
+  __device__ __forceinline__ void add(Group group) {
+    float v[Group::count][PACK];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) load(dy + static_cast<u64>(row + r * step) * COLUMNS, v[r]);
+    for (int r = 0; r < Group::count; ++r) load(dy + static_cast<u64>(group.row(r)) * COLUMNS, v[r]);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < Group::count; ++r) {
+      if (!group.has(r)) break;
 #pragma unroll
       for (int i = 0; i < PACK; ++i) sum[i] += v[r][i];
     }
@@ -132,6 +133,8 @@ struct RowsOfGradient {
 // partial[gridDim.y, COLUMNS]: each block's column sums over its rows of dy.
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_partials(const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
+  let_next_kernel_begin();
+  await_kernel_before();
   float sum[PACK] = {};
   if (strip_column() < COLUMNS) each_row<8>(rows, RowsOfGradient{dy + strip_column(), sum});
   write_strip(sum, partial + static_cast<u64>(blockIdx.y) * COLUMNS, COLUMNS);
@@ -140,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // dbias[COLUMNS] += sums of partial[parts, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     elementwise_column_sum(const float* __restrict__ partial, float* __restrict__ dbias, int parts) {
+  await_kernel_before();
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
   const float total = column_total(partial, column, COLUMNS, COLUMNS, parts);
   if (threadIdx.x < 32 && column < COLUMNS) dbias[column] += total;

@@ -33,38 +33,43 @@ vectorized! {
     }
 }
 
-/// `dtable[ids - first_row] += scale dout`, in token order.
+/// `dtable[ids - first_row] += scale dout`, in the order of [`by_row`](super::by_row).
 ///
 /// # Panics
 /// If a slice has the wrong length.
 pub fn backward<T: Real>(
     cpu: &Cpu,
     embedding: &Embedding,
-    ids: &[i64],
+    by_row: &[i64],
     dout: &[T],
     dtable: &mut [T],
 ) {
-    embedding.check(ids.len(), dtable.len(), dout.len());
+    embedding.check_backward(by_row.len(), dout.len(), dtable.len());
     if dtable.is_empty() {
         return;
     }
-    // Each block scans all ids and adds those in its range: so few blocks that the scans are cheap.
     let rows = embedding.rows.div_ceil(64);
+    let (by_row, _) = by_row.as_chunks();
+    let before = |row: usize| by_row.partition_point(|&[id, _]| id < row as i64);
     let blocks = dtable.chunks_mut(rows * embedding.columns).enumerate();
     cpu.each(blocks, |(block, dtable)| {
         let first_row = embedding.first_row + block * rows;
         let part = Embedding { first_row, rows: dtable.len() / embedding.columns, ..*embedding };
-        scatter(cpu.arch(), part, ids, dout, dtable);
+        let by_row = &by_row[before(first_row)..before(first_row + part.rows)];
+        scatter(cpu.arch(), part, by_row, dout, dtable);
     });
 }
 
 vectorized! {
-    fn scatter<T: Real>(embedding: Embedding, ids: &'a [i64], dout: &'a [T], dtable: &'a mut [T]) {
+    fn scatter<T: Real>(
+        embedding: Embedding, by_row: &'a [[i64; 2]], dout: &'a [T], dtable: &'a mut [T]
+    ) {
         let scale = T::from_f64(embedding.scale);
         let columns = embedding.columns;
-        for (&id, dout) in ids.iter().zip(dout.chunks_exact(columns)) {
+        for (id, token) in by_row.iter().map(|&[id, token]| (id, token as usize)) {
             if let Some(row) = embedding.row(id) {
                 let row = &mut dtable[row * columns..(row + 1) * columns];
+                let dout = &dout[token * columns..(token + 1) * columns];
                 row.iter_mut().zip(dout).for_each(|(row, &dout)| *row = scale.fma(dout, *row));
             }
         }

@@ -10,6 +10,26 @@ pub mod reference;
 
 pub use fast::{backward, forward};
 
+/// The lookups in the order in which [`backward`] sums them: by id, those of an id in the order of
+/// tokens. For each its id and its token, `[tokens, 2]`.
+#[must_use]
+pub fn by_row(ids: &[i64]) -> Vec<i64> {
+    let (Some(&least), Some(&most)) = (ids.iter().min(), ids.iter().max()) else {
+        return Vec::new();
+    };
+    // A counting sort: ids are rows of a table, so their range is small.
+    let mut next = vec![0; (most - least) as usize + 2];
+    ids.iter().for_each(|id| next[(id - least) as usize + 1] += 1);
+    (1..next.len()).for_each(|at| next[at] += next[at - 1]);
+    let mut lookups = vec![[0; 2]; ids.len()];
+    for (token, &id) in ids.iter().enumerate() {
+        let next: &mut usize = &mut next[(id - least) as usize];
+        lookups[*next] = [id, token as i64];
+        *next += 1;
+    }
+    lookups.into_flattened()
+}
+
 /// Dimensions and range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
@@ -30,6 +50,12 @@ impl Embedding {
     fn row(&self, id: i64) -> Option<usize> {
         let local = usize::try_from(id).ok()?.checked_sub(self.first_row)?;
         (local < self.rows).then_some(local)
+    }
+
+    #[track_caller]
+    fn check_backward(&self, by_row: usize, dout: usize, dtable: usize) {
+        crate::check::length("by_row", by_row, 2 * self.tokens);
+        self.check(self.tokens, dtable, dout);
     }
 
     #[track_caller]

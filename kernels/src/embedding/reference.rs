@@ -24,20 +24,21 @@ pub fn forward<T: Real>(
     }
 }
 
-/// `dtable[ids - first_row] += scale dout`, in token order.
+/// `dtable[ids - first_row] += scale dout`, in the order of [`by_row`](super::by_row).
 ///
 /// # Panics
 /// If a slice has the wrong length.
 pub fn backward<T: Real>(
     _cpu: &Cpu,
     embedding: &Embedding,
-    ids: &[i64],
+    by_row: &[i64],
     dout: &[T],
     dtable: &mut [T],
 ) {
-    embedding.check(ids.len(), dtable.len(), dout.len());
+    embedding.check_backward(by_row.len(), dout.len(), dtable.len());
     let columns = embedding.columns;
-    for (token, &id) in ids.iter().enumerate() {
+    for lookup in by_row.chunks_exact(2) {
+        let (id, token) = (lookup[0], lookup[1] as usize);
         let Some(row) = embedding.row(id) else { continue };
         for column in 0..columns {
             let place = &mut dtable[row * columns + column];

@@ -168,7 +168,7 @@ pub fn backward_weight<S: Stored>(
     ];
     gpu.launch(&module.launch("layer_norm_backward_weight", grid, arguments))?;
     let arguments = vec![partial.argument(), dw.argument(), dbias.argument(), int(parts)];
-    gpu.launch(&module.launch("layer_norm_column_sum", total, arguments))
+    gpu.launch(&module.launch("layer_norm_column_sum", total, arguments).following())
 }
 
 /// Lower bound on the work of [`forward`].

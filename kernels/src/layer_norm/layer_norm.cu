@@ -113,19 +113,20 @@ struct RowsOfWeights {
   float (&of_w)[PACK];
   float (&of_bias)[PACK];
 
-  template <int ROWS>
-  __device__ __forceinline__ void add(int row, int step) {
-    float value[ROWS][PACK], gradient[ROWS][PACK], m[ROWS], r[ROWS];
+  template <typename Group>
+  __device__ __forceinline__ void add(Group group) {
+    float value[Group::count][PACK], gradient[Group::count][PACK], m[Group::count], r[Group::count];
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) {
-      const u64 start = static_cast<u64>(row + n * step) * COLUMNS;
-      m[n] = mean[row + n * step];
-      r[n] = inverse_std[row + n * step];
+    for (int n = 0; n < Group::count; ++n) {
+      const u64 start = static_cast<u64>(group.row(n)) * COLUMNS;
+      m[n] = mean[group.row(n)];
+      r[n] = inverse_std[group.row(n)];
       load(x + start, value[n]);
       load(dy + start, gradient[n]);
     }
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) {
+    for (int n = 0; n < Group::count; ++n) {
+      if (!group.has(n)) break;
 #pragma unroll
       for (int i = 0; i < PACK; ++i) {
         of_w[i] += gradient[n][i] * ((value[n][i] - m[n]) * r[n]);
@@ -140,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ mean,
                                const float* __restrict__ inverse_std, const stored* __restrict__ dy,
                                float* __restrict__ partial, int rows) {
+  let_next_kernel_begin();
   const int column = strip_column();
   float of_w[PACK] = {}, of_bias[PACK] = {};
   if (column < COLUMNS) {
@@ -154,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, float* __restrict__ dbias,
                           int parts) {
+  await_kernel_before();
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
   const float of_w = column_total(partial, column, COLUMNS, 2 * COLUMNS, parts);
   const float of_bias = column_total(partial + COLUMNS, column, COLUMNS, 2 * COLUMNS, parts);

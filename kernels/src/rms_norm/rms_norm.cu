@@ -91,18 +91,19 @@ struct RowsOfWeight {
   const stored* dy;
   float (&sum)[PACK];
 
-  template <int ROWS>
-  __device__ __forceinline__ void add(int row, int step) {
-    float value[ROWS][PACK], gradient[ROWS][PACK], r[ROWS];
+  template <typename Group>
+  __device__ __forceinline__ void add(Group group) {
+    float value[Group::count][PACK], gradient[Group::count][PACK], r[Group::count];
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) {
-      const u64 start = static_cast<u64>(row + n * step) * COLUMNS;
-      r[n] = inverse_rms[row + n * step];
+    for (int n = 0; n < Group::count; ++n) {
+      const u64 start = static_cast<u64>(group.row(n)) * COLUMNS;
+      r[n] = inverse_rms[group.row(n)];
       load(x + start, value[n]);
       load(dy + start, gradient[n]);
     }
 #pragma unroll
-    for (int n = 0; n < ROWS; ++n) {
+    for (int n = 0; n < Group::count; ++n) {
+      if (!group.has(n)) break;
 #pragma unroll
       for (int i = 0; i < PACK; ++i) sum[i] += gradient[n][i] * (value[n][i] * r[n]);
     }
@@ -113,6 +114,7 @@ struct RowsOfWeight {
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_backward_weight(const stored* __restrict__ x, const float* __restrict__ inverse_rms,
                              const stored* __restrict__ dy, float* __restrict__ partial, int rows) {
+  let_next_kernel_begin();
   const int column = strip_column();
   float sum[PACK] = {};
   if (column < COLUMNS) each_row<4>(rows, RowsOfWeight{x + column, inverse_rms, dy + column, sum});
@@ -122,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // dw[COLUMNS] += sums of partial[parts, COLUMNS].
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_column_sum(const float* __restrict__ partial, float* __restrict__ dw, int parts) {
+  await_kernel_before();
   const int column = blockIdx.x * 32 + threadIdx.x % 32;
   const float total = column_total(partial, column, COLUMNS, COLUMNS, parts);
   if (threadIdx.x < 32 && column < COLUMNS) dw[column] += total;

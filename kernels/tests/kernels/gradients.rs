@@ -7,7 +7,7 @@ use kernels::activation::Activation;
 use kernels::attention::{Attention, Gradients, ProbabilityDropout, Saved};
 use kernels::cross_entropy::Logits;
 use kernels::dropout::Dropout;
-use kernels::embedding::Embedding;
+use kernels::embedding::{Embedding, by_row};
 use kernels::gemm::Shape;
 use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
@@ -193,7 +193,11 @@ fn embedding_backward() {
         dot(&out, &dy)
     };
     let mut dtable = vec![0.25; 20];
-    embedding::backward(&cpu(), &e, &ids, &dy, &mut dtable);
+    let order = by_row(&ids);
+    let (sorted, _) = order.as_chunks::<2>();
+    let pairs = [[-1, 7], [0, 3], [2, 0], [2, 2], [2, 6], [3, 5], [5, 1], [5, 8], [7, 4]];
+    assert_eq!(sorted, pairs);
+    embedding::backward(&cpu(), &e, &order, &dy, &mut dtable);
     dtable.iter_mut().for_each(|d| *d -= 0.25);
     differences("dtable", &table, &dtable, run);
 }

@@ -3,7 +3,7 @@
 use crate::support::{close, cpu, integers, normal, poison, tolerance};
 use kernels::activation::Activation;
 use kernels::dropout::Dropout;
-use kernels::embedding::Embedding;
+use kernels::embedding::{Embedding, by_row};
 use kernels::latent_heads::LatentHeads;
 use kernels::layer_norm::LayerNorm;
 use kernels::random::{GlobalIndices, Stream};
@@ -135,7 +135,8 @@ fn embeddings<T: Real>(tokens: usize, columns: usize, rows: usize, first_row: us
     let ids = integers(1, tokens, -1..(rows + first_row + 3) as i64);
     let (table, dout) = (normal::<T>(1, rows * columns), normal::<T>(2, tokens * columns));
     both!(T, "out", tolerance::<T>(), embedding::forward(&e, &ids, &table; tokens * columns));
-    both!(T, "dtable", tolerance::<T>(), embedding::backward(&e, &ids, &dout; rows * columns));
+    let order = by_row(&ids);
+    both!(T, "dtable", tolerance::<T>(), embedding::backward(&e, &order, &dout; rows * columns));
 }
 
 fn elements<T: Real>(rows: usize, columns: usize) {

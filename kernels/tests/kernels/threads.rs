@@ -114,7 +114,7 @@ fn of_embedding_activation_and_optimizer() {
         AdamW { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 1e-8, step: 3, gradient_scale: 0.3 };
     same("embedding, activation, optimizer", |cpu| {
         let mut dtable = vec![0.0; 2000];
-        embedding::backward(cpu, &e, &ids, &x, &mut dtable);
+        embedding::backward(cpu, &e, &embedding::by_row(&ids), &x, &mut dtable);
         let (mut dgate, mut dup) = (poison(60_000), poison(60_000));
         activation::gated_backward(cpu, Activation::Silu, &x, &x, &x, &mut dgate, &mut dup);
         let (mut w, mut m, mut v) = (x.clone(), x.clone(), vec![1.0; 60_000]);

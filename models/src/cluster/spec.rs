@@ -355,6 +355,8 @@ pub struct Software {
     /// The same slowdown in an interlaced pipeline. Its vocabulary layers run beside nothing, but
     /// its pipeline ranks never rest. At least 1.
     pub interlaced_slowdown: f64,
+    /// Whether queries, keys and values, and gate and up, are products of their own, not one.
+    pub separate_projections: bool,
     /// Further slowdown of matrix products in 8 bits or fewer, on top of `gemm_slowdown`.
     pub fp8_slowdown: f64,
     /// Bytes that a separate kernel moves to add a micro-batch's weight gradient to the sum; 0

@@ -190,8 +190,7 @@ impl LayerPricer<'_> {
     /// number format.
     pub fn body(&self, kind: LayerKind, shape: &Shape) -> Body {
         Body {
-            projections: self
-                .products(shape.dtype, &layer::attention_gemms(self.model, &shape.split)),
+            projections: self.projections(shape),
             feed: self.feed_forward(kind, shape),
             streams: self.streams(kind, shape),
             tensor: self.tensor_parallel(shape),
@@ -476,8 +475,20 @@ impl LayerPricer<'_> {
         within.iter().position(|&ranks| ranks == shape.split.cp).unwrap_or(within.len() - 1)
     }
 
+    fn projections(&self, shape: &Shape) -> ThreePasses {
+        let gemms = match self.cluster.software.separate_projections {
+            true => layer::separate_attention_gemms(self.model, &shape.split),
+            false => layer::attention_gemms(self.model, &shape.split),
+        };
+        self.products(shape.dtype, &gemms)
+    }
+
     fn feed_forward(&self, kind: LayerKind, shape: &Shape) -> ThreePasses {
-        self.products(shape.dtype, &layer::dense_gemms(self.model, kind, &shape.split))
+        let gemms = match self.cluster.software.separate_projections {
+            true => layer::separate_dense_gemms(self.model, kind, &shape.split),
+            false => layer::dense_gemms(self.model, kind, &shape.split),
+        };
+        self.products(shape.dtype, &gemms)
     }
 
     /// Memory-bound kernels, forward and backward.

@@ -352,8 +352,14 @@ impl<T: Scalar> Device for Host<T> {
         embedding::forward(&self.cpu, embedding, ids, table, out);
     }
 
-    fn embedding_backward(&self, embedding: &Embedding, ids: &[i64], dout: &[T], dtable: &mut [T]) {
-        embedding::backward(&self.cpu, embedding, ids, dout, dtable);
+    fn embedding_backward(
+        &self,
+        embedding: &Embedding,
+        by_row: &[i64],
+        dout: &[T],
+        dtable: &mut [T],
+    ) {
+        embedding::backward(&self.cpu, embedding, by_row, dout, dtable);
     }
 
     fn local_max(&self, shape: &Logits, logits: &[T], max: &mut [T]) {

@@ -387,12 +387,12 @@ impl Device for Host<bf16, f32> {
     fn embedding_backward(
         &self,
         embedding: &Embedding,
-        ids: &[i64],
+        by_row: &[i64],
         dout: &[bf16],
         dtable: &mut [f32],
     ) {
         let dout = wide(dout);
-        self.exact().embedding_backward(embedding, ids, &dout, dtable);
+        self.exact().embedding_backward(embedding, by_row, &dout, dtable);
     }
 
     fn local_max(&self, shape: &Logits, logits: &[bf16], max: &mut [f32]) {

@@ -407,7 +407,7 @@ pub trait Device: Space {
     fn embedding_backward(
         &self,
         embedding: &Embedding,
-        ids: Ids<'_, Self>,
+        by_row: Ids<'_, Self>,
         dout: Stored<'_, Self>,
         dtable: WideMut<'_, Self>,
     );

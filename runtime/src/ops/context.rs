@@ -28,6 +28,8 @@ pub struct MicroBatch<D: Space> {
     pub first_sequence: usize,
     /// Token ids, `[b, s]`, or those of the positions held.
     pub tokens: TokenIds<D>,
+    /// Lookups of these tokens by id, for their gradient ([`kernels::embedding::by_row`]).
+    pub by_token: TokenIds<D>,
     /// Ids to predict, -1 for none.
     pub labels: TokenIds<D>,
     /// Labels outside any vocabulary, -1 for none. Algorithm 2 takes a shard's softmax with them,
@@ -38,6 +40,8 @@ pub struct MicroBatch<D: Space> {
     pub documents: Vec<Vec<Range<usize>>>,
     /// Positions, counted from the beginning of the token's document.
     pub positions: TokenIds<D>,
+    /// Lookups of the positions of this rank's rows of the stream, likewise.
+    pub by_position: TokenIds<D>,
     /// Cosines and sines of RoPE for these positions, empty without RoPE.
     pub rope: Rc<WideBuffer<D>>,
     /// Weight of each token's loss: one over the valid tokens of the global batch.

@@ -84,8 +84,9 @@ impl TokenEmbedding {
 
     /// The table's gradient, from that of all rows, `[n, h]`.
     pub fn weights<D: Device>(&self, ctx: &Context<'_, D>, dy: &SharedBuffer<D>) -> WeightWork<D> {
-        let (shape, table, ids) = (self.shape(ctx), self.table, ctx.batch.tokens.clone());
-        WeightWork::Embedding { shape, table, ids, dy: dy.clone() }
+        let (shape, table) = (self.shape(ctx), self.table);
+        let by_row = ctx.batch.by_token.clone();
+        WeightWork::Embedding { shape, table, by_row, dy: dy.clone() }
     }
 }
 
@@ -138,7 +139,8 @@ impl Positions {
 
     /// The table's gradient, from that of this rank's rows, `[r, h]`.
     pub fn weights<D: Device>(&self, ctx: &Context<'_, D>, dy: &SharedBuffer<D>) -> WeightWork<D> {
-        let (shape, ids) = self.shape(ctx);
-        WeightWork::Embedding { shape, table: self.table, ids, dy: dy.clone() }
+        let (shape, _) = self.shape(ctx);
+        let by_row = ctx.batch.by_position.clone();
+        WeightWork::Embedding { shape, table: self.table, by_row, dy: dy.clone() }
     }
 }

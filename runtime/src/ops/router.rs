@@ -24,7 +24,7 @@ use crate::state::params::{
     Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement,
 };
 use kernels::Real;
-use kernels::embedding::Embedding;
+use kernels::embedding::{self, Embedding};
 use kernels::routing::{self, Chosen, LossGradients, Routing, Scoring};
 use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
@@ -100,6 +100,8 @@ pub struct Route<D: Space> {
     log_sums: Vec<D::Wide>,
     /// The row of each copy, in the order of copies.
     rows: TokenIds<D>,
+    /// The copies by row ([`kernels::embedding::by_row`]).
+    by_row: TokenIds<D>,
     /// The weight of each copy, in the order of copies.
     weights: WideBuffer<D>,
     /// For each copy, its place in `[r, k]`.
@@ -129,7 +131,7 @@ struct Arrivals<D: Space> {
 impl<D: Device> Route<D> {
     /// Bytes held, on the device and on the host.
     pub fn bytes(&self) -> usize {
-        let of_copy = size_of::<u32>() + size_of::<i64>() + size_of::<usize>();
+        let of_copy = size_of::<u32>() + 3 * size_of::<i64>() + size_of::<usize>();
         let known = self.arrivals.get().and_then(|arrivals| arrivals.sorted.as_ref());
         let sorted = known.into_iter().flatten().map(TokenIds::len).sum::<usize>();
         (self.scores.len() + self.log_sums.len()) * size_of::<D::Wide>()
@@ -203,8 +205,10 @@ impl Router {
         let ep = ctx.expert_ranks().ep;
         let each = routing.experts / ep.size();
         let told = ep.start_all_to_all(counts.iter().map(|&count| count as i64).collect())?;
+        let rows: Vec<i64> = places.iter().map(row).collect();
         Ok(Route {
-            rows: TokenIds::new(device, places.iter().map(row).collect()),
+            by_row: TokenIds::new(device, embedding::by_row(&rows)),
+            rows: TokenIds::new(device, rows),
             weights: Buffer::apart(device.taken(in_order)),
             sent: counts.chunks(each).map(|counts| counts.iter().sum()).collect(),
             columns: self.linear.inputs,
@@ -332,7 +336,8 @@ impl<D: Device> Route<D> {
         device.fill(sums.view_mut(), D::Wide::ZERO);
         if !copies.is_empty() {
             let shape = numbered(self.copies(), columns, rows);
-            device.embedding_backward(&shape, self.rows.view(), copies.view(), sums.view_mut());
+            let by_row = self.by_row.view();
+            device.embedding_backward(&shape, by_row, copies.view(), sums.view_mut());
         }
         let mut y = ctx.buffer(sums.len());
         device.round(sums.view(), y.view_mut());

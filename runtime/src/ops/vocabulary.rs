@@ -280,17 +280,18 @@ impl VocabularyShard {
         rows
     }
 
-    /// Adds the gradient of `count` tokens' rows, `dx[n, h]`, to that of the input table.
+    /// Adds the gradient of `count` looked-up rows, `dx[n, h]`, to that of the input table.
     pub fn scatter<D: Device>(
         &self,
         device: &D,
-        (tokens, count): (Ids<'_, D>, usize),
+        (by_row, count): (Ids<'_, D>, usize),
         dx: &Activations<D>,
         gradients: &mut GradientStore<D>,
     ) {
         let shape = self.rows_of(count, self.scale);
         let dx = D::view(dx, 0..count * self.output.inputs);
-        device.embedding_backward(&shape, tokens, dx, gradients.get_mut(device, self.input));
+        let dtable = gradients.get_mut(device, self.input);
+        device.embedding_backward(&shape, by_row, dx, dtable);
     }
 
     fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {

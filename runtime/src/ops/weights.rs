@@ -67,8 +67,8 @@ pub enum WeightWork<D: Space> {
         shape: rows::Embedding,
         /// The table.
         table: ParameterSlice,
-        /// Rows that were looked up.
-        ids: TokenIds<D>,
+        /// Rows that were looked up ([`rows::by_row`]).
+        by_row: TokenIds<D>,
         /// Gradient of the rows.
         dy: SharedBuffer<D>,
     },
@@ -93,9 +93,9 @@ impl<D: Device> WeightWork<D> {
                 let whole = D::view(&values, 0..part.len);
                 device.add_wide(whole, gradients.get_mut(device, part));
             }
-            Self::Embedding { shape, table, ids, dy } => {
+            Self::Embedding { shape, table, by_row, dy } => {
                 let dtable = gradients.get_mut(device, table);
-                device.embedding_backward(&shape, ids.view(), dy.view(), dtable);
+                device.embedding_backward(&shape, by_row.view(), dy.view(), dtable);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::scalar::Scalar;
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Pools, WideBuffer};
 use kernels::cross_entropy::IGNORED;
-use kernels::{Cpu, rope};
+use kernels::{Cpu, embedding, rope};
 use models::schedule::VocabPasses;
 use std::ops::Range;
 use std::rc::Rc;
@@ -30,6 +30,7 @@ pub(super) struct Tokens {
     /// Which of the global batch's sequences these are.
     numbers: Range<usize>,
     tokens: Vec<i64>,
+    by_token: Vec<i64>,
     labels: Vec<i64>,
     /// Positions of each sequence's documents; empty if every sequence is one.
     documents: Vec<Vec<Range<usize>>>,
@@ -78,19 +79,21 @@ impl<D: Device> StepInputs<D> {
 fn replace<D: Device>(
     fixed: &Fixed<'_, D>,
     batch: &mut MicroBatch<D>,
-    Tokens { tokens, labels, documents, .. }: Tokens,
+    Tokens { tokens, by_token, labels, documents, .. }: Tokens,
     loss_scale: f64,
 ) -> Result<(), Error> {
     let device = &fixed.device;
     let mut stays = true;
     if !(documents.is_empty() && batch.documents.is_empty()) {
-        (batch.positions, batch.rope) = fixed.positions_in(&documents);
+        let Positions { ids, by_position, rope } = fixed.positions_in(&documents);
+        (batch.positions, batch.by_position, batch.rope) = (ids, by_position, rope);
         batch.documents = documents;
     }
     if let (Some(place), Some(elsewhere)) = (&mut batch.elsewhere, fixed.elsewhere(&labels)) {
         stays &= place.set(device, elsewhere);
     }
     stays &= batch.tokens.set(device, tokens);
+    stays &= batch.by_token.set(device, by_token);
     stays &= batch.labels.set(device, labels);
     batch.loss_scale = loss_scale;
     let moved = || DeviceError("tokens of the step before are still in use: our bug".to_owned());
@@ -143,7 +146,8 @@ impl<D: Device> Fixed<'_, D> {
         if documents.iter().all(|of_one| of_one.len() == 1) {
             documents.clear();
         }
-        Ok(Tokens { numbers, tokens, labels, documents })
+        let by_token = embedding::by_row(&tokens);
+        Ok(Tokens { numbers, tokens, by_token, labels, documents })
     }
 
     /// For a loss computed in two steps (algorithm 2): the labels of valid rows, moved out of any
@@ -155,9 +159,9 @@ impl<D: Device> Fixed<'_, D> {
     }
 
     fn micro_batch(&self, read: Tokens, loss_scale: f64) -> MicroBatch<D> {
-        let Tokens { numbers, tokens, labels, documents } = read;
+        let Tokens { numbers, tokens, by_token, labels, documents } = read;
         let elsewhere = self.elsewhere(&labels);
-        let (positions, rope) = self.positions_in(&documents);
+        let Positions { ids: positions, by_position, rope } = self.positions_in(&documents);
         let numbers_of = |values| TokenIds::new(&self.device, values);
         MicroBatch {
             sequences: numbers.len(),
@@ -165,10 +169,12 @@ impl<D: Device> Fixed<'_, D> {
             held: self.held.clone(),
             first_sequence: numbers.start,
             tokens: numbers_of(tokens),
+            by_token: numbers_of(by_token),
             labels: numbers_of(labels),
             elsewhere: elsewhere.map(numbers_of),
             documents,
             positions,
+            by_position,
             rope,
             loss_scale,
         }
@@ -178,45 +184,60 @@ impl<D: Device> Fixed<'_, D> {
     /// RoPE table.
     fn positions_in(&self, documents: &[Vec<Range<usize>>]) -> Positions<D> {
         if documents.is_empty() {
-            return (self.positions.clone(), self.rope.clone());
+            return self.positions.clone();
         }
         let within = |of_one: &Vec<Range<usize>>| {
             let counted: Vec<u32> =
                 of_one.iter().flat_map(|document| 0..document.len() as u32).collect();
             self.held.iter().cloned().flatten().map(|at| counted[at]).collect::<Vec<_>>()
         };
-        on_device(
-            &self.device,
-            &self.pools,
-            &self.spec,
-            documents.iter().flat_map(within).collect(),
-        )
+        let positions = documents.iter().flat_map(within).collect();
+        on_device(&self.device, &self.pools, &self.spec, self.groups.tp.rank(), positions)
     }
 }
 
-/// Positions on the device, and their RoPE table.
-pub(super) type Positions<D> = (TokenIds<D>, Rc<WideBuffer<D>>);
+/// What is derived from the positions of a micro-batch's tokens, on the device: see
+/// [`MicroBatch`].
+pub(super) struct Positions<D: Space> {
+    ids: TokenIds<D>,
+    by_position: TokenIds<D>,
+    rope: Rc<WideBuffer<D>>,
+}
+
+impl<D: Space> Clone for Positions<D> {
+    fn clone(&self) -> Self {
+        let Self { ids, by_position, rope } = self;
+        Self { ids: ids.clone(), by_position: by_position.clone(), rope: rope.clone() }
+    }
+}
 
 /// Positions of a micro-batch's tokens, counted from the beginning of their sequence.
 pub(super) fn positions<D: Device>(
     device: &D,
     pools: &Pools<D>,
     spec: &TrainerSpec,
+    tp_rank: usize,
     held: &[Range<usize>],
 ) -> Positions<D> {
     let sequences = (0..spec.micro_batch).flat_map(|_| held.iter().cloned().flatten());
-    on_device(device, pools, spec, sequences.map(|position| position as u32).collect())
+    on_device(device, pools, spec, tp_rank, sequences.map(|position| position as u32).collect())
 }
 
 fn on_device<D: Device>(
     device: &D,
     pools: &Pools<D>,
     spec: &TrainerSpec,
+    tp_rank: usize,
     positions: Vec<u32>,
 ) -> Positions<D> {
     let table = device.taken(rope_table(spec, device.host(), &positions));
-    let positions = positions.into_iter().map(i64::from).collect();
-    (TokenIds::new(device, positions), Rc::new(pools.wide.adopt(table)))
+    let ids: Vec<i64> = positions.into_iter().map(i64::from).collect();
+    let split = if spec.sequence_parallel { spec.mesh.tp as usize } else { 1 };
+    let rows = ids.len() / split;
+    let first = if split == 1 { 0 } else { tp_rank * rows };
+    let by_position = TokenIds::new(device, embedding::by_row(&ids[first..first + rows]));
+    let rope = Rc::new(pools.wide.adopt(table));
+    Positions { ids: TokenIds::new(device, ids), by_position, rope }
 }
 
 fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Vec<T> {

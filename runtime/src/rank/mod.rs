@@ -13,11 +13,11 @@ use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
 use crate::groups::{ExpertGroups, Groups};
-use crate::ops::{ContextRanks, DropoutDraws, RouterLog, TokenIds, VocabularyShard};
+use crate::ops::{ContextRanks, DropoutDraws, RouterLog, VocabularyShard};
 use crate::spec::Reduction;
 use crate::spec::{HostMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
-use crate::state::buffer::{Pools, WideBuffer};
+use crate::state::buffer::Pools;
 use crate::state::checkpoint::{Checkpoint, Tensors};
 use crate::state::gradients::GradientStore;
 use crate::state::params::{ByDivision, Declaration, Gradient, HeldParameter, Inventory, Member};
@@ -27,7 +27,7 @@ use crate::step::executor::{Executor, LossObserver, Outcome, PassInputs, VocabOv
 use crate::step::graph_replay::{CudaGraphs, GraphReplay, LaunchedStep, Replays};
 use crate::step::reduce::{Reducer, ReductionSpan};
 use crate::step_time::StepTime;
-use batches::{StepInputs, positions};
+use batches::{Positions, StepInputs, positions};
 use state::{PendingUpdate, TrainingState};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -71,10 +71,9 @@ struct Fixed<'a, D: Space> {
     seed: u64,
     /// Positions of each sequence that this rank holds.
     held: Rc<[Range<usize>]>,
-    /// Positions of a micro-batch's tokens and their RoPE table, the same for all in which every
-    /// sequence is one document.
-    positions: TokenIds<D>,
-    rope: Rc<WideBuffer<D>>,
+    /// Positions of a micro-batch's tokens, the same for all in which every sequence is one
+    /// document.
+    positions: Positions<D>,
     pools: Pools<D>,
     /// Time of optimizer updates so far.
     updated: Cell<Duration>,
@@ -114,7 +113,7 @@ impl<'a, D: Device> Rank<'a, D> {
         }
         let held: Rc<[_]> = spec.context.held(groups.at.cp as usize, spec.seq_len).into();
         let pools = Pools::default();
-        let (positions, rope) = positions(&device, &pools, &spec, &held);
+        let positions = positions(&device, &pools, &spec, groups.tp.rank(), &held);
         let sharing = groups.sharing();
         let member = |division| {
             let group = sharing.of(division);
@@ -145,7 +144,6 @@ impl<'a, D: Device> Rank<'a, D> {
                 seed,
                 held,
                 positions,
-                rope,
                 pools,
                 device,
                 updated: Cell::default(),

@@ -613,15 +613,16 @@ impl<S: Number, W: Scalar, const M: bool> Device for FakeAsyncDevice<S, W, M> {
     fn embedding_backward(
         &self,
         embedding: &Embedding,
-        ids: Ids<'_, Self>,
+        by_row: Ids<'_, Self>,
         dout: Stored<'_, Self>,
         dtable: WideMut<'_, Self>,
     ) {
         let embedding = *embedding;
-        let (ids, dout, dtable) = (of(ids), of(dout), into(dtable));
+        let (by_row, dout, dtable) = (of(by_row), of(dout), into(dtable));
         self.run(move |host| {
             let mut to_dtable: Vec<W> = dtable.get();
-            host.embedding_backward(&embedding, &ids.values(), &dout.get::<W>(), &mut to_dtable);
+            let (by_row, dout) = (by_row.values(), dout.get::<W>());
+            host.embedding_backward(&embedding, &by_row, &dout, &mut to_dtable);
             dtable.put(&to_dtable);
         });
     }

@@ -15,11 +15,13 @@ fn embedding_in<S: Stored>(gpu: &Gpu) {
     // Ids beyond both ends, ids that recur, and unique ids.
     let few: Vec<i64> =
         (0..80).map(|i| if i == 70 { 8 } else { [5, 9, 5, 2, 12, 7, 5, 9, 3][i % 9] }).collect();
-    // Rows of two digits, tokens of several tiles, one id in a third of them.
+    // A third of the tokens has one id: runs over many blocks, and ids that are not in the range
+    // on both sides.
     let many: Vec<i64> = (0..2500).map(|i| 6 + i * i % 700 * (i % 3).min(1)).collect();
     let cases = [(&few, 64, 6), (&few, 33, 6), (&few, 2100, 6), (&many, 24, 690)];
     for (ids, columns, rows) in cases {
-        let gids = gpu.upload(ids).unwrap();
+        let order = embedding::by_row(ids);
+        let (gids, gorder) = (gpu.upload(ids).unwrap(), gpu.upload(&order).unwrap());
         let embedding = Embedding { tokens: ids.len(), columns, rows, first_row: 4, scale: 1.5 };
         let (table, dout) = (numbers::<S>(rows * columns, 1), numbers::<S>(ids.len() * columns, 2));
         let start = numbers::<f32>(rows * columns, 3);
@@ -30,10 +32,10 @@ fn embedding_in<S: Stored>(gpu: &Gpu) {
         let mut out = vec![0.0; ids.len() * columns];
         embedding::reference::forward(&cpu, &embedding, ids, &table, &mut out);
         close("out", S::STORAGE, &down(gpu, &gout), &out);
-        embedding::cuda::backward(gpu, &embedding, gids.view(), gdout.view(), gdtable.view_mut())
-            .unwrap();
+        let (order_view, to) = (gorder.view(), gdtable.view_mut());
+        embedding::cuda::backward(gpu, &embedding, order_view, gdout.view(), to).unwrap();
         let mut dtable = start;
-        embedding::reference::backward(&cpu, &embedding, ids, &dout, &mut dtable);
+        embedding::reference::backward(&cpu, &embedding, &order, &dout, &mut dtable);
         close("dtable", Storage::F32, &down(gpu, &gdtable), &dtable);
     }
 }

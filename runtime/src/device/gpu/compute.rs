@@ -411,12 +411,12 @@ impl<S: Number + cuda::Stored> Device for Gpu<S> {
     fn embedding_backward(
         &self,
         embedding: &Embedding,
-        ids: Ids<'_, Self>,
+        by_row: Ids<'_, Self>,
         dout: Stored<'_, Self>,
         dtable: WideMut<'_, Self>,
     ) {
-        call!(self, [ids, dout, dtable], |gpu| embedding::cuda::backward(
-            gpu, embedding, ids, dout, dtable
+        call!(self, [by_row, dout, dtable], |gpu| embedding::cuda::backward(
+            gpu, embedding, by_row, dout, dtable
         ));
     }
 

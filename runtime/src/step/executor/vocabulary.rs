@@ -4,7 +4,7 @@ use super::transfers::{Carried, tag};
 use super::{StepState, missing};
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{Context, ShardLocal, ShardReduced, VocabularyShard};
+use crate::ops::{Context, MicroBatch, ShardLocal, ShardReduced, VocabularyShard};
 use crate::state::buffer::Buffer;
 use crate::state::gradients::GradientStore;
 use crate::step::reduce::Reducer;
@@ -182,8 +182,8 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
         let dx = dx.ok_or_else(|| missing(pass))??;
         self.computing = Instant::now();
         let (shard, ctx) = (*self.shared(pass)?, self.context(pass)?);
-        let tokens = &ctx.batch.tokens;
-        shard.scatter(ctx.device, (tokens.view(), tokens.len()), &dx, gradients);
+        let MicroBatch { tokens, by_token, .. } = ctx.batch;
+        shard.scatter(ctx.device, (by_token.view(), tokens.len()), &dx, gradients);
         self.shard_added(pass, gradients, reducer)
     }
 
