@@ -144,7 +144,8 @@ fn exact_weights_keep_what_rounding_would_lose() {
     assert!(apart < 0.02 && rounded > 0.1, "{apart} {rounded}");
 }
 
-/// A step downloads two sums, and uploads the tokens and labels of each micro-batch.
+/// A step downloads two sums, and uploads the tokens of each micro-batch, in their order and by id,
+/// and its labels.
 #[test]
 fn a_step_reads_two_sums_and_nothing_else() {
     for split in [splits()[0], splits()[1], splits()[4]] {
@@ -165,7 +166,7 @@ fn a_step_reads_two_sums_and_nothing_else() {
             rank.groups().world.barrier().unwrap();
             let after = counts(&shared);
             let (steps, ranks) = (2, split.ranks());
-            assert_eq!(after[0] - before[0], steps * ranks * 2 * split.micro_batches(), "uploads");
+            assert_eq!(after[0] - before[0], steps * ranks * 3 * split.micro_batches(), "uploads");
             assert_eq!(after[1] - before[1], 0, "downloads");
             assert_eq!(after[2] - before[2], steps * ranks * 2, "sums");
         });

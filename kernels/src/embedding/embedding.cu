@@ -1,9 +1,9 @@
 // Embedding; the contract is in mod.rs.
 //
 // Compile-time constants: COLUMNS, SCALE, RUN (lookups that a block of the backward pass sums),
-// GROUP (those whose loads are in flight together) and JOINED (sums of blocks, likewise). Floor of forward: reads a row of the table and
-// writes one of the output for each token. Backward: reads a row of dout for each token, reads and
-// writes each row of dtable that occurs.
+// GROUP (those whose loads are in flight together) and JOINED (sums of blocks, likewise). Floor of
+// forward: reads a row of the table and writes one of the output for each token. Backward: reads a
+// row of dout for each token, reads and writes each row of dtable that occurs.
 
 // out[tokens, COLUMNS] = SCALE table[ids - first_row], 0 for ids outside the `rows` rows. One block
 // for each token.
