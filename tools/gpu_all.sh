@@ -76,7 +76,8 @@ golden() {
     xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); golden_one {}'
 }
 
-# Generated trainers of golden cases, whose ranks share the GPU: their losses beside PyTorch's.
+# Generated trainers of golden cases, whose ranks share the GPU: their losses beside PyTorch's, or
+# beside their own on processors.
 program_one() {
   read -r name case format flags <<<"$1"
   rm -f "$out/program-$name.jsonl"

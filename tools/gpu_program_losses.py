@@ -32,7 +32,9 @@ def main():
     absolute, relative = TOLERANCES[number_format]
     off = [abs(loss - right) for loss, right in zip(losses, wanted)]
     within = all(by <= absolute + relative * right for by, right in zip(off, wanted))
-    row = {"program": name, "case": case, "format": number_format, "steps": len(losses), "worst_loss_off": max(off, default=None)}
+    row = {"program": name, "case": case, "format": number_format, "steps": len(losses),
+           "beside": "processors" if on_processors.exists() else "PyTorch", "worst_loss_off": max(off, default=None),
+           "worst_loss_relative": max((by / right for by, right in zip(off, wanted)), default=None)}
     if ranks.exists():
         first = json.loads(ranks.read_text().splitlines()[0])
         row["cuda_graphs"] = first.get("cuda_graphs")

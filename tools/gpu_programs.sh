@@ -19,7 +19,8 @@ target=$(realpath "$target")
 : >"$folder/list.txt"
 
 # Name, case, format, ranks, flags of the trainer, with a comma for a space (- for none), decisions.
-# A flag `--as=JSON` changes keys of the model's config.json instead, and makes FOLDER/NAME.wanted.jsonl.
+# A flag `--as=JSON` changes keys of the model's config.json instead, and makes
+# FOLDER/NAME.wanted.jsonl.
 programs() {
   cat <<'LIST'
 one_rank llama_gqa f32 1 --cuda-graphs=always tp=1 pp=1 micro_batch=8 zero_stage=0
@@ -64,8 +65,8 @@ print(json.dumps(json.load(open(sys.argv[1])) | json.loads(sys.argv[2])))' "$mod
   "$plan" --model "$model" --cluster dgx_h100 --gpus "$ranks" --global-batch 8 \
     --seq-len 32 --set "dtype=$format" "${settings[@]}" -o "$target/$name.yaml" >"$target/$name.log"
   build "$name" "$case"
+  rm -f "$folder/$name.wanted.jsonl"
   if [ "$changes" ] || [[ $flags == *--document-end* ]]; then
-    rm -f "$folder/$name.wanted.jsonl"
     "$folder/$name" --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
       --metrics "$folder/$name.wanted.jsonl" $flags >>"$target/$name.log"
   fi

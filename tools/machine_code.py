@@ -24,7 +24,7 @@ LEAST = 0.85
 # Kernels that compute more than they move (products of heads, draws, tables), or that are launched
 # once a step or on a few numbers a token.
 COMPUTE = re.compile(
-    r"attention|dropout|random_normal|rope_table|embedding_(count|sort)|_total$|column_sum$|cross_entropy_(loss|rescale)$"
+    r"attention|dropout|random_normal|rope_table|embedding_join|_total$|column_sum$|cross_entropy_(loss|rescale)$"
 )
 # Sources that are known to be slower, and why.
 KNOWN = {

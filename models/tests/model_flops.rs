@@ -2,7 +2,8 @@
 
 use models::decisions::{Dtype, Recompute};
 use models::input::Source;
-use models::layer::{Split, core_flops, expert_gemms, forward_flops, fullest_expert_gemms};
+use models::layer::{Gemm, Split, core_flops, expert_gemms, forward_flops, fullest_expert_gemms};
+use models::layer::{attention_gemms, dense_gemms, separate_attention_gemms, separate_dense_gemms};
 use models::layer::{routed_elements, saved_bytes, worst_imbalance};
 use models::model::{ModelSpec, read, shipped};
 
@@ -98,4 +99,26 @@ fn the_worst_load_is_all_tokens_on_one_rank() {
     assert_eq!(of(2, "", 1), None);
     assert_eq!(of(2, ", capacity_factor: 1", 4), None);
     assert_eq!(worst_imbalance(&small(""), 4), None);
+}
+
+/// Products of their own for queries, keys and values, and for gate and up, do the same work, on
+/// every tensor-parallel degree; latent attention has them apart already.
+#[test]
+fn separate_products_do_the_same_work() {
+    let flops = |gemms: &[Gemm]| gemms.iter().map(Gemm::flops).sum::<f64>();
+    for name in ["llama70b", "gpt_1.7b", "gemma2_9b", "deepseek_v3"] {
+        let Some(Ok(model)) = shipped(name) else { panic!("{name} is not shipped") };
+        for tp in [1, 2, 8] {
+            let (split, kind) = (Split { tp, ..ON_FOUR }, model.layer_kind(0));
+            let (one, apart) =
+                (attention_gemms(&model, &split), separate_attention_gemms(&model, &split));
+            assert_eq!(flops(&one), flops(&apart), "{name} {tp}");
+            assert_eq!(apart.len(), if name == "deepseek_v3" { one.len() } else { 4 }, "{name}");
+            assert_eq!(one.last(), apart.last(), "{name}");
+            let (one, apart) =
+                (dense_gemms(&model, kind, &split), separate_dense_gemms(&model, kind, &split));
+            assert_eq!(flops(&one), flops(&apart), "{name} {tp}");
+            assert_eq!(apart.len(), if name == "gpt_1.7b" { 2 } else { 3 }, "{name}");
+        }
+    }
 }

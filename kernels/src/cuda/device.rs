@@ -51,10 +51,12 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     let cudnn = CudnnState::open()?;
     let (mut properties, architecture) = properties(&context)?;
     let _ = write!(properties.versions, ", {}", cudnn.name());
+    let kernels_follow = context.compute_capability().is_ok_and(|(major, _)| major >= 9);
     let shared = SharedDevice {
         context,
         properties,
         architecture,
+        kernels_follow,
         cache: Cache::of_user(),
         modules: Mutex::default(),
         products: Mutex::default(),
@@ -118,6 +120,8 @@ struct SharedDevice {
     context: Arc<CudaContext>,
     properties: Properties,
     architecture: String,
+    /// Whether a kernel can begin before the one before it has ended: from Hopper on.
+    kernels_follow: bool,
     cache: Cache,
     modules: Mutex<HashMap<ModuleKey, LoadedModule>>,
     products: Mutex<Products>,
@@ -414,7 +418,7 @@ impl Driver for StreamQueue {
             sharedMemBytes: 0,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut follows,
-            numAttrs: c_uint::from(launch.follows()),
+            numAttrs: c_uint::from(launch.follows() && self.shared.kernels_follow),
         };
         let (function, parameters) = (function.cu_function(), parameters.as_mut_ptr());
         // SAFETY: operations pass their own kernels arguments that are addresses of live memory of

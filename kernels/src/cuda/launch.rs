@@ -159,6 +159,7 @@ impl Launch {
     /// kernel must wait for that one itself (`await_kernel_before` in `prelude.cu`).
     #[must_use]
     pub(crate) fn following(self) -> Self {
+        debug_assert!(self.source().waits(self.kernel), "{} does not wait", self.kernel);
         Self { follows: true, ..self }
     }
 

@@ -140,6 +140,13 @@ impl Source {
         let declared = declared.filter_map(|(_, bounds)| bounds.split_once(')'));
         declared.filter_map(|(_, rest)| rest.split_once('(').map(|(name, _)| name.trim()))
     }
+
+    /// Whether a kernel waits for the one launched before it (`prelude.cu`).
+    pub(crate) fn waits(&self, kernel: &str) -> bool {
+        let kernels = self.text.split("extern \"C\" __global__");
+        let mut own = kernels.filter(|text| text.contains(&format!(" {kernel}(")));
+        own.any(|text| text.contains("await_kernel_before();"))
+    }
 }
 
 /// Storage type of tensors. Arithmetic is always in f32.

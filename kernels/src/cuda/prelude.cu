@@ -134,8 +134,9 @@ struct RowGroup {
   __device__ __forceinline__ int row(int i) const { return has(i) ? first + i * step : first; }
 };
 
-// Calls `add(group)` for each group of rows of this warp, so that the loads of a group are in flight
-// together. They are, only if none is in a branch: what a branch loads is widened there.
+// Calls `add(group)` for each group of rows of this warp, so that the loads of a group are in
+// flight together. No load may be inside a branch: the compiler widens what a branch loads before
+// it leaves the branch, so it waits for each load in turn.
 template <int ROWS, typename Rows>
 __device__ __forceinline__ void each_row(int rows, Rows of) {
   const int step = gridDim.y * WARPS;

@@ -71,6 +71,7 @@ pub fn backward<S: Stored>(
     dtable: ViewMut<'_, f32>,
 ) -> Result<(), GpuError> {
     embedding.check_backward(by_row.len(), dout.len(), dtable.len());
+    assert!(by_row.address().is_multiple_of(16), "by_row: a lookup's 16 bytes are loaded at once");
     let &Embedding { tokens, columns, .. } = embedding;
     let tensors = [(dout.address(), size_of::<S>()), (dtable.address(), 4)];
     let module = module(S::STORAGE, embedding, pack(S::STORAGE, columns, &tensors));

@@ -31,7 +31,7 @@ struct alignas(16) Lookup {
   long long id, token;
 };
 
-#define OUTSIDE -1
+#define OUTSIDE (-1)
 
 // The local row of a lookup, OUTSIDE for ids that are not in the range.
 __device__ __forceinline__ int row_of(const Lookup& lookup, long long first_row, int rows) {
@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     return row[i + 1] != OUTSIDE && (i + 1 == RUN || row[i + 1] != row[i + 2]) &&
            !(began_before && row[i + 1] == row[0]);
   };
-  // What a group of lookups loads. None is widened in a branch, so that all loads are in flight
-  // together, and with those of the next group.
+  // What a group of lookups loads. None is widened in a branch (`each_row`), so that all loads are
+  // in flight together, and with those of the next group.
   struct Group {
     Packed<stored> v[GROUP];
     Packed<float> total[GROUP];
@@ -118,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_join(const Lookup* __restrict__ by_row, float* __restrict__ dtable, const float* __restrict__ partial,
                    long long first_row, int rows, int tokens) {
   const int begin = blockIdx.x * RUN, column = (blockIdx.y * THREADS + threadIdx.x) * PACK;
+  // Before the wait: no kernel writes by_row.
   const auto row_at = [&](int at) { return at < 0 ? OUTSIDE : row_of(by_row[at], first_row, rows); };
   const int own = row_at(begin), before = row_at(begin - 1), block_before = row_at(begin - RUN - 1);
   const bool joins = column < COLUMNS && own != OUTSIDE && before == own && block_before != own;

@@ -356,6 +356,7 @@ pub struct Software {
     /// its pipeline ranks never rest. At least 1.
     pub interlaced_slowdown: f64,
     /// Whether queries, keys and values, and gate and up, are products of their own, not one.
+    /// Routed experts and latent attention are priced the same either way.
     pub separate_projections: bool,
     /// Further slowdown of matrix products in 8 bits or fewer, on top of `gemm_slowdown`.
     pub fp8_slowdown: f64,
