@@ -7,7 +7,8 @@
 # `make gpu-pack` builds the programs that it calls into one folder; it needs neither cargo nor a
 # network. Each part writes to the output folder as figures come, so a part that is cut short keeps
 # what it has.
-# --on-cpu rehearses the parts on the emulator, with figures that mean nothing.
+# --on-cpu rehearses the parts test, golden and bench on the emulator, with figures that mean
+# nothing. gpu-test and gpu-bench must be built for it (`--features cuda,cpu_emulator`).
 #
 # CUDA's libraries are looked for where the loader looks, and in the folders of PyTorch's packages.
 set -uo pipefail
