@@ -193,7 +193,7 @@ sanitize_one() {
 export -f sanitize_one
 sanitize() {
   for tool in ${SANITIZERS:-memcheck racecheck initcheck synccheck}; do
-    for case in ${SANITIZED:-rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random transpose weighted_rows latent_heads attention wide_attention attention_with_dropout attention_in_f32 merged_attention}; do
+    for case in ${SANITIZED:-rms_norm layer_norm activations rope packed_rope adamw elementwise embedding cross_entropy vocabulary_split dropout random transpose weighted_rows latent_heads attention wide_attention attention_with_dropout attention_in_f32 merged_attention sinks}; do
       echo "$tool $case"
     done
   done | xargs -P "${JOBS:-8}" -I{} bash -c 'sanitize_one {}'
