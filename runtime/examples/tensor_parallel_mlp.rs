@@ -31,6 +31,8 @@ fn main() -> Result<(), Error> {
 
 /// The parameters of a rank.
 struct Model {
+    /// All but the output layer's.
+    parameters: Parameters<Whole>,
     tokens: TokenEmbedding<Partial<Tp>, VOCAB_ROWS, HIDDEN>,
     norm: RmsNorm<Split<Tp>, HIDDEN>,
     gate: ColumnLinear<Tp, HIDDEN, INNER>,
@@ -70,8 +72,9 @@ impl<D: Device> Stages<D> for Trainer {
         let gate = ColumnLinear::declare(matrix("gate"), all);
         let up = ColumnLinear::declare(matrix("up"), all);
         let down = RowLinear::declare(matrix("down"), all);
+        let parameters = Parameters::since(0, all);
         let (output, elements) = (Output::declare(all), all.elements());
-        Box::new(Model { tokens, norm, gate, up, down, output, elements })
+        Box::new(Model { parameters, tokens, norm, gate, up, down, output, elements })
     }
 }
 
@@ -80,7 +83,8 @@ impl<D: Device> Stage<D> for Model {
         0..self.elements
     }
 
-    fn forward(&self, ctx: &Context<'_, D>, _: Buffer<D>) -> StageResult<D> {
+    fn forward(&self, ctx: &PassContext<'_, D>, _: Buffer<D>) -> StageResult<D> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp>::tp(ctx);
         let x: Rows<D> = tp.reduce_scatter(self.tokens.forward::<D, TOKENS>(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
@@ -94,11 +98,12 @@ impl<D: Device> Stage<D> for Model {
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn stages::Kept<D>>,
         _: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp>::tp(ctx);
         let Kept { x, s, h, gate, up, a, logits, output } = stages::own(kept);
         let dy = self.output.backward(ctx, logits, output, gradients)?;
@@ -114,6 +119,7 @@ impl<D: Device> Stage<D> for Model {
         let dx = self.norm.backward_onto(ctx, &x, &s, &dh, dy);
         let dx: Full<D> = tp.all_gather(&dx)?;
         gradients.add(self.tokens.weights(ctx, &dx));
+        self.parameters.complete(gradients)?;
         Ok(Buffer::empty())
     }
 }

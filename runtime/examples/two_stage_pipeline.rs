@@ -35,6 +35,7 @@ impl<D: Device> Stages<D> for Trainer {
         match index {
             0 => Box::new(First {
                 tokens: TokenEmbedding::declare(table("tokens.weight"), 1.0, all),
+                table: Parameters::since(0, all),
                 layers: [FeedForward::declare(all)],
                 elements: all.elements(),
             }),
@@ -46,6 +47,7 @@ impl<D: Device> Stages<D> for Trainer {
 /// The first stage: token embedding and one feed-forward block.
 struct First {
     tokens: TokenEmbedding<Whole, VOCAB, HIDDEN>,
+    table: Parameters<Whole>,
     layers: [FeedForward; 1],
     elements: usize,
 }
@@ -59,8 +61,8 @@ impl<D: Device> Stage<D> for First {
         0..self.elements
     }
 
-    fn forward(&self, ctx: &Context<'_, D>, _: Buffer<D>) -> StageResult<D> {
-        let stream = Stream::begin(self.tokens.forward(ctx));
+    fn forward(&self, ctx: &PassContext<'_, D>, _: Buffer<D>) -> StageResult<D> {
+        let stream = Stream::begin(self.tokens.forward(&self.table.weights(ctx)?));
         let (stream, layers) = stages::forward_all(&self.layers, ctx, stream)?;
         let y = stream.whole(ctx).into_buffer(ctx);
         Ok((StageOutput::Stream(y), Box::new(FirstKept { layers })))
@@ -68,7 +70,7 @@ impl<D: Device> Stage<D> for First {
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn stages::Kept<D>>,
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
@@ -77,6 +79,7 @@ impl<D: Device> Stage<D> for First {
         let dy = Tensor::received(dy);
         let dx = stages::backward_all(&self.layers, ctx, layers, dy, gradients)?;
         gradients.add(self.tokens.weights(ctx, &dx));
+        self.table.complete(gradients)?;
         Ok(Buffer::empty())
     }
 }
@@ -99,7 +102,7 @@ impl<D: Device> Stage<D> for Last {
         0..self.elements
     }
 
-    fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
+    fn forward(&self, ctx: &PassContext<'_, D>, x: Buffer<D>) -> StageResult<D> {
         let stream = Stream::begin(Tensor::received(x));
         let (losses, logits, output) = self.output.forward(ctx, stream)?;
         Ok((StageOutput::Losses(losses), Box::new(LastKept { logits, output })))
@@ -107,7 +110,7 @@ impl<D: Device> Stage<D> for Last {
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn stages::Kept<D>>,
         _: Buffer<D>,
         gradients: &mut Gradients<'_, D>,

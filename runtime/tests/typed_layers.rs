@@ -15,8 +15,8 @@ use made_up::{HIDDEN, TOKENS, VOCAB, WIDTH, matrix, spec, table, train};
 use runtime::comm::CommError;
 use runtime::layers::*;
 use runtime::stages::{Kept, Stage, StageOutput, StageResult, Stages, own};
-use runtime::state::params::{Inventory, ParameterSlice};
-use runtime::{Buffer, Device, TrainerSpec};
+use runtime::state::params::{ByDivision, Inventory, ParameterSlice};
+use runtime::{Buffer, Device, TrainerSpec, Zero};
 use std::ops::Range;
 
 #[test]
@@ -48,6 +48,35 @@ fn a_block_of_another_shape_is_refused() {
     let _q: ColumnLinear<Tp, HIDDEN, 8> = fused.part();
 }
 
+/// An inventory with a matrix that 4 replicas share.
+fn shared_by_four(stage: u8) -> Inventory {
+    let zero = Zero { stage, ways: 4 };
+    let replicas = ByDivision { dense: 4, expert: 1 };
+    let mut all = Inventory::new(0, 1).with_replicas(zero, replicas);
+    let _up = Linear::<HIDDEN, WIDTH>::declare(matrix("up"), &mut all);
+    all
+}
+
+#[test]
+fn parameters_of_replicas_have_their_number() {
+    let parameters = Parameters::<Sharded<4>>::since(0, &shared_by_four(3));
+    assert_eq!(parameters.range(), 0..HIDDEN * WIDTH);
+    let each_has_all = Inventory::new(0, 1).with_replicas(Zero::NONE, ByDivision::each(|_| 4));
+    assert_eq!(Parameters::<Replicated<4>>::since(0, &each_has_all).range(), 0..0);
+}
+
+#[test]
+#[should_panic(expected = "compiled for 2 replicas of these parameters, there are 4")]
+fn another_number_of_replicas_is_refused() {
+    let _parameters = Parameters::<Sharded<2>>::since(0, &shared_by_four(3));
+}
+
+#[test]
+#[should_panic(expected = "ZeRO stage is 1, the parameters are declared as held by each replica")]
+fn shared_parameters_are_not_replicated() {
+    let _parameters = Parameters::<Replicated<4>>::since(0, &shared_by_four(1));
+}
+
 type Tp = runtime::layers::Tp<2>;
 type Rows<D> = Tensor<D, Whole, TOKENS, HIDDEN>;
 type Wide<D> = Tensor<D, Columns<Tp>, TOKENS, { WIDTH / 2 }>;
@@ -56,6 +85,7 @@ type Wide<D> = Tensor<D, Columns<Tp>, TOKENS, { WIDTH / 2 }>;
 struct AllReduced;
 
 struct Model {
+    parameters: Parameters<Whole>,
     embedding: TokenEmbedding<Partial<Tp>, { VOCAB / 2 }, HIDDEN>,
     norm: RmsNorm<Whole, HIDDEN>,
     gate: ColumnLinear<Tp, HIDDEN, { WIDTH / 2 }>,
@@ -64,7 +94,6 @@ struct Model {
     last_norm: RmsNorm<Whole, HIDDEN>,
     output: ColumnLinear<Tp, HIDDEN, { VOCAB / 2 }>,
     loss: CrossEntropy<Columns<Tp>, { VOCAB / 2 }>,
-    elements: usize,
 }
 
 struct Saved<D: Device> {
@@ -93,21 +122,22 @@ impl<D: Device> Stages<D> for AllReduced {
         let down = RowLinear::declare(matrix("down"), all);
         let last_norm = RmsNorm::declare("last_norm", 1e-6, false, all);
         let output = ColumnLinear::from_table(table("output.weight").declare(VOCAB / 2, all));
-        let (loss, elements) = (CrossEntropy::new(VOCAB, None), all.elements());
-        Box::new(Model { embedding, norm, gate, up, down, last_norm, output, loss, elements })
+        let (loss, parameters) = (CrossEntropy::new(VOCAB, None), Parameters::since(0, all));
+        Box::new(Model { parameters, embedding, norm, gate, up, down, last_norm, output, loss })
     }
 }
 
 impl<D: Device> Stage<D> for Model {
     fn parameters(&self) -> Range<usize> {
-        0..self.elements
+        self.parameters.range()
     }
 
     fn table(&self) -> Option<ParameterSlice> {
         Some(self.embedding.table())
     }
 
-    fn forward(&self, ctx: &Context<'_, D>, _: Buffer<D>) -> StageResult<D> {
+    fn forward(&self, ctx: &PassContext<'_, D>, _: Buffer<D>) -> StageResult<D> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp>::tp(ctx);
         let x = tp.all_reduce(self.embedding.forward(ctx))?;
         let (x, h, s) = self.norm.forward(ctx, Stream::begin(x));
@@ -128,11 +158,12 @@ impl<D: Device> Stage<D> for Model {
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         _: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Buffer<D>, CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp>::tp(ctx);
         let Saved { block, wide, last, logits, softmax } = own(kept);
         let ((x, s, h), (g, up, a), (y, t, n)) = (block, wide, last);
@@ -151,6 +182,7 @@ impl<D: Device> Stage<D> for Model {
         gradients.add(self.norm.weights(&x, &s, &dh));
         let dx = self.norm.backward_onto(ctx, &x, &s, &dh, dy);
         gradients.add(self.embedding.weights(ctx, &dx));
+        self.parameters.complete(gradients)?;
         Ok(Buffer::empty())
     }
 }

@@ -276,10 +276,10 @@ const EDITS: &[Edit] = &[
         &[(
             "layer.rs",
             "        let (x_1, h_1, s_1) = self.norm_1.forward(ctx, stream);",
-            "        let tp: Group<'_, D, Dp<TP>> = tp;\n        \
+            "        let tp: Group<'_, D, Cp<TP>> = tp;\n        \
              let (x_1, h_1, s_1) = self.norm_1.forward(ctx, stream);",
         )],
-        &["expected `Group<'_, D, Dp<2>>`, found `Group<'_, D, Tp<2>>`"],
+        &["expected `Group<'_, D, Cp<2>>`, found `Group<'_, D, Tp<2>>`"],
     ),
     edit(
         "sum_over_another_axis",
@@ -287,10 +287,10 @@ const EDITS: &[Edit] = &[
         &[(
             "layer.rs",
             "    down: RowLinear<Tp, INNER, HIDDEN>,",
-            "    down: RowLinear<Dp<TP>, INNER, HIDDEN>,",
+            "    down: RowLinear<Cp<TP>, INNER, HIDDEN>,",
         )],
         &[
-            "expected `&Tensor<D, Columns<Dp<2>>, _, 88>`, found `&Tensor<D, Columns<Tp<2>>, 32, 88>`",
+            "expected `&Tensor<D, Columns<Cp<2>>, _, 88>`, found `&Tensor<D, Columns<Tp<2>>, 32, 88>`",
         ],
     ),
     edit(
@@ -483,6 +483,53 @@ const EDITS: &[Edit] = &[
         SPLIT,
         &[("passes.rs", "    \"4x(F BW)\",\n", "")],
         &["expected an array with a size of 2, found one with a size of 1"],
+    ),
+    // Parameters that replicas share.
+    edit(
+        "weights_are_not_gathered",
+        BLOCKS,
+        &[(
+            "layer.rs",
+            "        let ctx = &self.parameters.gather(ctx)?; // dp: all-gather of weights\n        \
+             let tp = tp(ctx);\n        let (x_1",
+            "        let tp = tp(ctx);\n        let (x_1",
+        )],
+        &["expected `&Context<'_, D>`, found `&PassContext<'_, D>`"],
+    ),
+    edit(
+        "pieces_are_taken_for_whole_weights",
+        BLOCKS,
+        &[(
+            "layer.rs",
+            "self.parameters.gather(ctx)?; // dp: all-gather of weights\n        let tp = \
+             tp(ctx);\n        let (x_1",
+            "self.parameters.weights(ctx)?;\n        let tp = tp(ctx);\n        let (x_1",
+        )],
+        &["replicas share these weights: `Sharded<2>`"],
+    ),
+    edit(
+        "gradients_are_not_reduced",
+        BLOCKS,
+        &[
+            (
+                "layer.rs",
+                "        let reduced = self.parameters.reduce_scatter(gradients)?; \
+                 // dp: reduce-scatter\n",
+                "",
+            ),
+            ("layer.rs", "Ok((dx, reduced))", "Ok(dx)"),
+        ],
+        &["expected tuple `(Tensor<D, Split<Tp<2>>, 8, 64>, Reduced)`"],
+    ),
+    edit(
+        "gradients_of_pieces_are_all_reduced",
+        BLOCKS,
+        &[(
+            "layer.rs",
+            "self.parameters.reduce_scatter(gradients)",
+            "self.parameters.all_reduce(gradients)",
+        )],
+        &["no method named `all_reduce` found for struct `Parameters<Sharded<2>>`"],
     ),
 ];
 
@@ -698,7 +745,7 @@ const REFUSED: [(&str, &str, &str); 3] = [
 ];
 
 /// Edits that compile, and what the trainer says: program, name, replacement, text.
-const UNSEEN: [(&str, &str, Replacement, &str); 3] = [
+const UNSEEN: [(&str, &str, Replacement, &str); 4] = [
     (
         SPLIT,
         "a gradient is left out",
@@ -713,14 +760,19 @@ const UNSEEN: [(&str, &str, Replacement, &str); 3] = [
     ),
     (
         BLOCKS,
-        "weights are not gathered",
+        "weights of another layer are gathered",
         (
-            "layer.rs",
-            "        let ctx = &ctx.gather(&self.parameters)?; // dp: all-gather of weights\n        \
-             let tp = tp(ctx);\n        let (x_1",
-            "        let tp = tp(ctx);\n        let (x_1",
+            "only.rs",
+            "            let ctx = &self.input_parameters.gather(ctx)?;",
+            "            let ctx = &self.output_parameters.gather(ctx)?;",
         ),
-        "weights are read that were not gathered: call `ctx.gather`",
+        "weights are read that were not asked for",
+    ),
+    (
+        BLOCKS,
+        "two replicas are taken for four",
+        ("layer.rs", "parameters: Parameters<Sharded<2>>", "parameters: Parameters<Sharded<4>>"),
+        "the program is compiled for 4 replicas of these parameters, there are 2",
     ),
 ];
 

@@ -9,7 +9,7 @@ use models::program::Recompute;
 use runtime::Buffer;
 use runtime::Device;
 use runtime::comm::CommError;
-use runtime::ops::{Context, Gradients, Residual};
+use runtime::ops::{Context, Gradients, PassContext, Residual};
 use runtime::stages::pair::{Running, alone};
 use runtime::stages::{Kept, Stage, StageOutput, StageResult, own};
 use runtime::state::params::{Inventory, ParameterSlice};
@@ -33,19 +33,8 @@ struct Part {
     recompute: Recompute,
     /// Its parameters.
     parameters: Range<usize>,
-    /// The table that it reads besides, if an earlier segment declared it.
-    table: Option<Range<usize>>,
-}
-
-impl Part {
-    /// `ctx` with the segment's weights.
-    fn gathered<'a, D: Device>(&self, ctx: &Context<'a, D>) -> Result<Context<'a, D>, CommError> {
-        let ctx = ctx.gather(&self.parameters)?;
-        match &self.table {
-            Some(table) => ctx.gather(table),
-            None => Ok(ctx),
-        }
-    }
+    /// What its passes read: these, and a table that an earlier segment declared.
+    reads: Vec<Range<usize>>,
 }
 
 /// What a segment keeps of a micro-batch.
@@ -111,7 +100,8 @@ impl DirectStage {
                 _ => None,
             };
             let table = table.map(|table| table.range());
-            parts.push(Part { place, fields, recompute, parameters, table });
+            let reads = std::iter::once(parameters.clone()).chain(table).collect();
+            parts.push(Part { place, fields, recompute, parameters, reads });
             tokens
         };
         let own = (index == 0).then(|| add(Place::First, Recompute::None)).flatten();
@@ -145,7 +135,7 @@ impl DirectStage {
     /// Runs the group that begins with part `first` again, then its backward passes.
     async fn group_backward<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         first: usize,
         stream: Rc<Buffer<D>>,
         dy: Rc<Buffer<D>>,
@@ -156,7 +146,7 @@ impl DirectStage {
         let mut passed = Slot::Stream(Residual::Whole(stream));
         let mut all = Vec::with_capacity(parts.len());
         for part in parts {
-            let ctx = part.gathered(ctx)?;
+            let ctx = ctx.gather(&part.reads)?;
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed).await?;
             all.push(run.keep(part.recompute));
@@ -170,16 +160,16 @@ impl DirectStage {
 
     async fn part_backward<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         part: &Part,
         kept: Vec<(Value, Slot<D>)>,
         dy: Rc<Buffer<D>>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Rc<Buffer<D>>, CommError> {
         // The input layer's backward pass reads no weights.
-        let reads_none = matches!(part.place, Place::First);
-        let gathered = (!reads_none).then(|| part.gathered(ctx)).transpose()?;
-        let mut run = self.run(gathered.as_ref().unwrap_or(ctx), part);
+        let reads: &[_] = if matches!(part.place, Place::First) { &[] } else { &part.reads };
+        let ctx = &ctx.gather(reads)?;
+        let mut run = self.run(ctx, part);
         let mut kept = kept;
         if self.offloads(part) {
             kept.iter_mut().for_each(|(_, slot)| reload(slot, ctx.device));
@@ -194,7 +184,7 @@ impl DirectStage {
     /// the stage's last layer, what it has itself. As one tensor its output has no part of that.
     fn offload<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         index: usize,
         passed: Slot<D>,
         kept: &mut [PartKept<D>],
@@ -231,7 +221,11 @@ impl DirectStage {
         Run::new(ctx, segment, &part.fields, self.activation, layer, &self.lowered.sizes)
     }
 
-    async fn run_forward<D: Device>(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
+    async fn run_forward<D: Device>(
+        &self,
+        ctx: &PassContext<'_, D>,
+        x: Buffer<D>,
+    ) -> StageResult<D> {
         let begins = matches!(self.parts.first(), Some(Part { place: Place::First, .. }));
         let x = Rc::new(x);
         let mut passed = match begins {
@@ -253,7 +247,7 @@ impl DirectStage {
                 }
                 (_, passed) => passed,
             };
-            let ctx = part.gathered(ctx)?;
+            let ctx = ctx.gather(&part.reads)?;
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed).await?;
             kept.push(match (group, input) {
@@ -279,7 +273,7 @@ impl DirectStage {
 
     async fn run_backward<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
@@ -325,13 +319,13 @@ impl<D: Device> Stage<D> for DirectStage {
         self.table
     }
 
-    fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D> {
+    fn forward(&self, ctx: &PassContext<'_, D>, x: Buffer<D>) -> StageResult<D> {
         alone(self.run_forward(ctx, x))
     }
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
@@ -341,7 +335,7 @@ impl<D: Device> Stage<D> for DirectStage {
 
     fn start_forward<'a>(
         &'a self,
-        ctx: &'a Context<'_, D>,
+        ctx: &'a PassContext<'_, D>,
         x: Buffer<D>,
     ) -> Running<'a, StageResult<D>> {
         Box::pin(self.run_forward(ctx, x))
@@ -349,7 +343,7 @@ impl<D: Device> Stage<D> for DirectStage {
 
     fn start_backward<'a>(
         &'a self,
-        ctx: &'a Context<'_, D>,
+        ctx: &'a PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         gradients: &'a mut Gradients<'_, D>,

@@ -26,6 +26,7 @@ pub fn layer(printer: &Printer<'_>, block: Block) -> Json {
         "elements": shapes::elements(&shapes::layer(&lowered.program, index)),
         "is_only": is_only,
         "defines_recompute": is_only || block == Block::Dense,
+        "parameters": print.replicas().parameters(),
         "fields": fields(printer, segment),
         "ways": ways.len(),
         "kept": ways.iter().map(|&way| kept(&print, segment, way)).collect::<Vec<_>>(),
@@ -58,9 +59,7 @@ pub fn held<'a>(
     printer: &Printer<'_>,
     segment: &'a Segment,
 ) -> impl Iterator<Item = &'a Field> + use<'a> {
-    let program = &printer.lowered.program;
-    let gathered = program.zero_stage == 3 && program.model.tied_embeddings;
-    let unread = program.fused_loss && !gathered;
+    let unread = printer.lowered.program.fused_loss;
     segment.fields.iter().filter(move |field| !(unread && matches!(field.kind, FieldKind::Output)))
 }
 
@@ -313,7 +312,7 @@ fn tp_line(steps: &[Step]) -> Option<String> {
 
 fn forward(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec<String> {
     let function = &segment.forward;
-    let mut lines = print.gathers("parameters", BODY);
+    let mut lines = print.replicas().weights("parameters", BODY);
     lines.extend(tp_line(&function.steps));
     lines.extend(print.of(&function.steps, BODY));
     let stream = function.output.map_or("stream", |value| print.name(value));
@@ -373,7 +372,7 @@ fn restore(print: &Statements<'_>, segment: &Segment, ways: &[Recompute]) -> Vec
 
 fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<String> {
     let all = names(print, &segment.read);
-    let mut lines = print.gathers("parameters", BODY);
+    let mut lines = print.replicas().weights("parameters", BODY);
     if restores {
         let wait = if print.paired() { ".await" } else { "" };
         lines.push(format!("let values = self.restore(ctx, kept){wait}?;"));
@@ -391,8 +390,8 @@ fn backward(print: &Statements<'_>, segment: &Segment, restores: bool) -> Vec<St
         lines.push(format!("// {title}."));
         if n == last {
             lines.extend(print.of(&function.steps, BODY));
-            lines.extend(print.completes("parameters", BODY));
-            lines.push(format!("Ok({output})"));
+            lines.extend(print.replicas().reduces("let reduced = ", "parameters", BODY));
+            lines.push(format!("Ok(({output}, reduced))"));
         } else {
             // A block, so that its gradients are freed before the next part.
             lines.push("let dy = {".to_owned());

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod layer;
+mod replicas;
 mod stage;
 mod statement;
 mod text;

@@ -2,7 +2,8 @@
 
 use super::Printer;
 use super::layer::{fields, held, norm};
-use super::statement::Statements;
+use super::replicas::Replicas;
+use super::statement::{Statements, broken};
 use super::text::{indented, listed, size};
 use super::types::type_name;
 use crate::lower::{Field, FieldKind, Segment};
@@ -64,10 +65,9 @@ impl Kind {
         matches!(self, Self::Last | Self::Only)
     }
 
-    /// Whether it gathers the input layer's weights.
-    fn gathers_input(self, printer: &Printer<'_>) -> bool {
-        let any = !printer.lowered.first.fields.is_empty();
-        self.input() && any && printer.lowered.program.zero_stage == 3
+    /// Whether its input layer has parameters.
+    fn has_input_parameters(self, printer: &Printer<'_>) -> bool {
+        self.input() && !printer.lowered.first.fields.is_empty()
     }
 
     /// Whether it may get the token table of an earlier stage.
@@ -81,20 +81,21 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
     let lowered = printer.lowered;
     let (first, last) = (&lowered.first, &lowered.last);
     let of_last = Statements::new(lowered, last, printer.element_bytes);
+    let parameters = |segment| Replicas::of(lowered, segment).parameters();
     let kept: &[usize] = if kind.output() { &last.read } else { &[] };
     let tied = lowered.program.model.tied_embeddings;
     let has_loss = printer.has_loss();
     let input_fields = if kind.input() { fields(printer, first) } else { vec![] };
     let output_fields = if kind.output() { fields(printer, last) } else { vec![] };
     let mut all = input_fields;
-    if kind.gathers_input(printer) {
+    if kind.has_input_parameters(printer) {
         all.push("/// Those of the input layer.".to_owned());
-        all.push("input_parameters: Range<usize>,".to_owned());
+        all.push(format!("input_parameters: {},", parameters(first)));
     }
     all.push("layers: Vec<Layer>,".to_owned());
     if kind.output() {
         all.push("/// Those of the output layer.".to_owned());
-        all.push("output_parameters: Range<usize>,".to_owned());
+        all.push(format!("output_parameters: {},", parameters(last)));
     }
     all.extend(output_fields);
     json!({
@@ -110,7 +111,7 @@ pub fn stage(printer: &Printer<'_>, kind: Kind) -> Json {
         "table": kind.takes_table(printer),
         "declare": declare(printer, kind, tied),
         "construct": construct(printer, kind),
-        "gathers_input": kind.gathers_input(printer),
+        "has_input_parameters": kind.has_input_parameters(printer),
         "has_tokens": kind.input() && has_loss,
         "reads_x": !(kind.input() && has_loss),
         "reads_dy": !(kind.output() && has_loss),
@@ -140,8 +141,8 @@ fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
     if kind.input() {
         lines.extend(lowered.first.fields.iter().flat_map(|field| input(printer, field)));
     }
-    if kind.gathers_input(printer) {
-        lines.push("let input_parameters = begin..inventory.elements();".to_owned());
+    if kind.has_input_parameters(printer) {
+        lines.push("let input_parameters = Parameters::since(begin, inventory);".to_owned());
     }
     lines.push("let layers = layer::declare(index, inventory);".to_owned());
     if kind.output() {
@@ -149,7 +150,9 @@ fn declare(printer: &Printer<'_>, kind: Kind, tied: bool) -> Vec<String> {
         for field in &lowered.last.fields {
             lines.extend(output(printer, field, kind, tied));
         }
-        lines.push("let output_parameters = output_begin..inventory.elements();".to_owned());
+        let own = "let output_parameters = Parameters::since(output_begin, inventory)";
+        let table = if tied && printer.has_loss() { ".reading(output.parameters())" } else { "" };
+        lines.extend(broken(format!("{own}{table};"), BODY));
     }
     lines
 }
@@ -230,7 +233,7 @@ fn construct(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     if kind.input() {
         items.extend(names(&printer.lowered.first));
     }
-    if kind.gathers_input(printer) {
+    if kind.has_input_parameters(printer) {
         items.push("input_parameters".to_owned());
     }
     items.push("layers".to_owned());
@@ -256,10 +259,10 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
         if !printer.has_loss() {
             lines.push("let x: Rows<D> = Tensor::received(x);".to_owned());
         }
-        if kind.gathers_input(printer) {
-            // A block, so that the weights are freed behind it.
+        if kind.has_input_parameters(printer) {
+            // A block, so that shared weights are freed behind it.
             lines.push("let stream = {".to_owned());
-            let mut inner = of_first.gathers("input_parameters", BODY + 4);
+            let mut inner = of_first.replicas().weights("input_parameters", BODY + 4);
             inner.extend(of_first.of(&first.forward.steps, BODY + 4));
             inner.push("stream".to_owned());
             lines.extend(indented(4, inner));
@@ -284,7 +287,7 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     });
     let mut kept = vec!["layers".to_owned()];
     if kind.output() {
-        lines.extend(gathers_output(printer, &of_last, BODY));
+        lines.extend(of_last.replicas().weights("output_parameters", BODY));
         lines.extend(of_last.of(&last.forward.steps, BODY));
         kept.extend(last.read.iter().map(|&value| of_last.name(value).to_owned()));
     }
@@ -295,17 +298,6 @@ fn forward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     };
     lines.extend(listed(BODY, "let kept = Kept {", &kept, "};"));
     lines.push(format!("Ok(({passed}, Box::new(kept)))"));
-    lines
-}
-
-/// Gathers the output layer's weights, if replicas share them. A tied table is a part of the input
-/// layer's.
-fn gathers_output(printer: &Printer<'_>, print: &Statements<'_>, indent: usize) -> Vec<String> {
-    let mut lines = print.gathers("output_parameters", indent);
-    let tied = printer.lowered.program.model.tied_embeddings;
-    if !lines.is_empty() && tied && printer.has_loss() {
-        lines.push("let ctx = &ctx.gather(&self.output.parameters())?;".to_owned());
-    }
     lines
 }
 
@@ -333,18 +325,14 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
             lines.push(format!("let {}: {of} = Tensor::received(dy);", of_last.name(input)));
         }
         passed = out.output.map_or(passed, |value| of_last.name(value).to_owned());
-        if lowered.program.zero_stage == 3 {
-            // A block, so that the weights are freed behind it.
-            lines.push(format!("let {passed} = {{"));
-            let mut inner = gathers_output(printer, &of_last, BODY + 4);
-            inner.extend(of_last.of(&out.steps, BODY + 4));
-            inner.push(passed.clone());
-            lines.extend(indented(4, inner));
-            lines.push("};".to_owned());
-        } else {
-            lines.extend(of_last.of(&out.steps, BODY));
-        }
-        lines.extend(of_last.completes("output_parameters", BODY));
+        // A block, so that shared weights are freed behind it.
+        lines.push(format!("let {passed} = {{"));
+        let mut inner = of_last.replicas().weights("output_parameters", BODY + 4);
+        inner.extend(of_last.of(&out.steps, BODY + 4));
+        inner.push(passed.clone());
+        lines.extend(indented(4, inner));
+        lines.push("};".to_owned());
+        lines.extend(of_last.replicas().reduces("", "output_parameters", BODY));
     }
     let (how, layers) = match lowered.program.recompute_group {
         1 if lowered.sizes.paired => ("pair::backward_all", vec!["&self.layers"]),
@@ -360,7 +348,9 @@ fn backward(printer: &Printer<'_>, kind: Kind) -> Vec<String> {
     lines.extend(listed(BODY, &format!("let dx = {how}("), &items, end));
     if kind.input() {
         lines.extend(of_first.of(&into.steps, BODY));
-        lines.extend(of_first.completes("parameters", BODY));
+        if kind.has_input_parameters(printer) {
+            lines.extend(of_first.replicas().reduces("", "input_parameters", BODY));
+        }
     }
     let left = match kind.input() && printer.has_loss() {
         true => "Ok(Buffer::empty())",

@@ -1,5 +1,6 @@
 //! One operation as one Rust statement, which calls the library's typed layers.
 
+use super::replicas::Replicas;
 use super::text::in_width;
 use super::types::type_name;
 use crate::lower::{Heads, Lowered, Op, Reduction, Segment, Step, Type, Value, Width};
@@ -39,28 +40,9 @@ impl<'a> Statements<'a> {
         self.lowered.sizes.paired
     }
 
-    /// Gathers the weights of the parameters in field `of`, if replicas share them.
-    pub fn gathers(&self, of: &str, indent: usize) -> Vec<String> {
-        match self.lowered.program.zero_stage {
-            3 => commented(
-                format!("let ctx = &ctx.gather(&self.{of})?;"),
-                "dp: all-gather of weights",
-                indent,
-            ),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Says that the gradients of the parameters in field `of`, and of those behind, are complete.
-    pub fn completes(&self, of: &str, indent: usize) -> Vec<String> {
-        let program = &self.lowered.program;
-        let code = format!("gradients.complete_from(self.{of}.start)?;");
-        match (program.mesh.dp * program.mesh.cp, program.zero_stage) {
-            (1, _) => vec![code],
-            (_, 0) => commented(code, "dp: all-reduce, once a step", indent),
-            (_, 1) => commented(code, "dp: reduce-scatter, once a step", indent),
-            _ => commented(code, "dp: reduce-scatter", indent),
-        }
+    /// The replicas of the segment's parameters.
+    pub fn replicas(&self) -> Replicas {
+        Replicas::of(self.lowered, self.segment)
     }
 
     /// A value's name.
@@ -480,7 +462,7 @@ pub(super) fn broken(code: String, indent: usize) -> Vec<String> {
 }
 
 /// A statement with a comment, behind it if the line has room.
-fn commented(code: String, comment: &str, indent: usize) -> Vec<String> {
+pub fn commented(code: String, comment: &str, indent: usize) -> Vec<String> {
     let line = format!("{code} // {comment}");
     match indent + line.len() <= in_width(0) {
         true => vec![line],

@@ -16,7 +16,7 @@ type Logits<D, const N: usize, const V: usize> = Tensor<D, Columns<Tp<N>>, TOKEN
 
 /// Norm and feed-forward block on one rank.
 pub struct FeedForward {
-    begin: usize,
+    parameters: Parameters<Whole>,
     norm: RmsNorm<Whole, HIDDEN>,
     gate: Linear<HIDDEN, WIDTH>,
     up: Linear<HIDDEN, WIDTH>,
@@ -37,12 +37,13 @@ kept! {
 
 impl FeedForward {
     pub fn declare(inventory: &mut Inventory) -> Self {
+        let begin = inventory.begin_unit();
         Self {
-            begin: inventory.begin_unit(),
             norm: RmsNorm::declare("norm", 1e-6, false, inventory),
             gate: Linear::declare(matrix("gate"), inventory),
             up: Linear::declare(matrix("up"), inventory),
             down: Linear::declare(matrix("down"), inventory),
+            parameters: Parameters::since(begin, inventory),
         }
     }
 }
@@ -54,9 +55,10 @@ impl<D: Device> stages::Layer<D> for FeedForward {
 
     fn forward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         stream: Self::Stream,
     ) -> Result<(Self::Stream, BlockKept<D>), CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let (x, h, s) = self.norm.forward(ctx, stream);
         let (gate, up) = (self.gate.forward(ctx, &h), self.up.forward(ctx, &h));
         let a = gated(ctx, Activation::Silu, &gate, &up);
@@ -66,11 +68,12 @@ impl<D: Device> stages::Layer<D> for FeedForward {
 
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: BlockKept<D>,
         dy: Full<D>,
         gradients: &mut Gradients<'_, D>,
-    ) -> Result<Full<D>, CommError> {
+    ) -> Result<(Full<D>, Reduced), CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let BlockKept { x, s, h, gate, up, a } = kept;
         gradients.add(self.down.weights(&a, &dy));
         let da = self.down.backward(ctx, &dy);
@@ -80,14 +83,14 @@ impl<D: Device> stages::Layer<D> for FeedForward {
         let dh = self.up.add_backward(ctx, &dup, self.gate.backward(ctx, &dgate));
         gradients.add(self.norm.weights(&x, &s, &dh));
         let dx = self.norm.backward_onto(ctx, &x, &s, &dh, dy);
-        gradients.complete_from(self.begin)?;
-        Ok(dx)
+        Ok((dx, self.parameters.complete(gradients)?))
     }
 }
 
 /// Norm, output matrix and loss on `N` tensor-parallel ranks. Each has `R` rows of the stream and
 /// `V` columns of the logits.
 pub struct Output<const N: usize, const R: usize, const V: usize> {
+    parameters: Parameters<Whole>,
     norm: RmsNorm<Split<Tp<N>>, HIDDEN>,
     matrix: ColumnLinear<Tp<N>, HIDDEN, V>,
     loss: CrossEntropy<Columns<Tp<N>>, V>,
@@ -115,16 +118,19 @@ type Out<D, const N: usize, const R: usize, const V: usize> =
 
 impl<const N: usize, const R: usize, const V: usize> Output<N, R, V> {
     pub fn declare(inventory: &mut Inventory) -> Self {
+        let begin = inventory.begin_unit();
         let norm = RmsNorm::declare("last_norm", 1e-6, false, inventory);
         let matrix = ColumnLinear::from_table(table("output.weight").declare(V, inventory));
-        Self { norm, matrix, loss: CrossEntropy::new(VOCAB, None) }
+        let parameters = Parameters::since(begin, inventory);
+        Self { parameters, norm, matrix, loss: CrossEntropy::new(VOCAB, None) }
     }
 
     pub fn forward<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         stream: Stream<D, Split<Tp<N>>, R, HIDDEN>,
     ) -> Result<Out<D, N, R, V>, CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp<N>>::tp(ctx);
         let (x, h, s) = self.norm.forward(ctx, stream);
         let h: Full<D> = tp.all_gather(&h)?;
@@ -141,17 +147,19 @@ impl<const N: usize, const R: usize, const V: usize> Output<N, R, V> {
     /// The gradient of the stream.
     pub fn backward<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         logits: Logits<D, N, V>,
         kept: OutputKept<D, N, R>,
         gradients: &mut Gradients<'_, D>,
     ) -> Result<Rows<D, N, R>, CommError> {
+        let ctx = &self.parameters.weights(ctx)?;
         let tp = Group::<D, Tp<N>>::tp(ctx);
         let OutputKept { x, s, h, max, sum } = kept;
         let dlogits = self.loss.gradient(ctx, logits, &max, &sum);
         gradients.add(self.matrix.weights(&h, &dlogits));
         let dh = tp.reduce_scatter(self.matrix.backward(ctx, &dlogits))?;
         gradients.add(self.norm.weights(&x, &s, &dh));
+        self.parameters.complete(gradients)?;
         Ok(self.norm.backward(ctx, &x, &s, &dh))
     }
 }

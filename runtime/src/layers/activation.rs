@@ -3,12 +3,12 @@
 use super::placement::{Elementwise, StreamPlacement};
 use super::tensor::Tensor;
 use crate::device::Device;
-use crate::ops::{self, Context};
+use crate::ops::{self, PassContext};
 use kernels::activation::Activation;
 
 /// `f(gate) * up`
 pub fn gated<D: Device, P: Elementwise, const R: usize, const C: usize>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     gate: &Tensor<D, P, R, C>,
     up: &Tensor<D, P, R, C>,
@@ -18,7 +18,7 @@ pub fn gated<D: Device, P: Elementwise, const R: usize, const C: usize>(
 
 /// The gradients of `gate` and `up`, from that of [`gated`].
 pub fn gated_backward<D: Device, P: Elementwise, const R: usize, const C: usize>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     gate: &Tensor<D, P, R, C>,
     up: &Tensor<D, P, R, C>,
@@ -31,7 +31,7 @@ pub fn gated_backward<D: Device, P: Elementwise, const R: usize, const C: usize>
 
 /// `f(x)`
 pub fn activate<D: Device, P: Elementwise, const R: usize, const C: usize>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     x: &Tensor<D, P, R, C>,
 ) -> Tensor<D, P, R, C> {
@@ -40,7 +40,7 @@ pub fn activate<D: Device, P: Elementwise, const R: usize, const C: usize>(
 
 /// The gradient of `x`, from that of [`activate`].
 pub fn activate_backward<D: Device, P: Elementwise, const R: usize, const C: usize>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     x: &Tensor<D, P, R, C>,
     dy: &Tensor<D, P, R, C>,
@@ -55,7 +55,7 @@ pub fn activate_backward<D: Device, P: Elementwise, const R: usize, const C: usi
 /// The rows are not those of the stream on this rank.
 #[track_caller]
 pub fn dropout<D: Device, P: StreamPlacement, const R: usize, const C: usize>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     place: u32,
     x: Tensor<D, P, R, C>,
 ) -> Tensor<D, P, R, C> {
@@ -68,7 +68,7 @@ pub fn dropout<D: Device, P: StreamPlacement, const R: usize, const C: usize>(
 
 /// Checks that a tensor has the stream's rows on this rank.
 #[track_caller]
-pub(super) fn stream_rows<D: Device, const R: usize>(ctx: &Context<'_, D>) {
+pub(super) fn stream_rows<D: Device, const R: usize>(ctx: &PassContext<'_, D>) {
     let rows = ctx.rows();
     assert!(R == rows, "the stream has {rows} rows on this rank, not {R}");
 }

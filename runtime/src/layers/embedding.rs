@@ -4,7 +4,7 @@ use super::activation::stream_rows;
 use super::placement::{StreamPlacement, TablePlacement, Whole};
 use super::tensor::Tensor;
 use crate::device::Device;
-use crate::ops::{self, Context, VocabTable, WeightWork};
+use crate::ops::{self, Context, PassContext, VocabTable, WeightWork};
 use crate::state::params::{Inventory, ParameterSlice};
 use std::marker::PhantomData;
 
@@ -41,7 +41,7 @@ impl<P: TablePlacement, const ROWS: usize, const C: usize> TokenEmbedding<P, ROW
     /// The table's gradient, from that of all rows.
     pub fn weights<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         dy: &Tensor<D, Whole, R, C>,
     ) -> WeightWork<D> {
         self.embedding.weights(ctx, dy.memory())
@@ -87,7 +87,7 @@ impl<P: StreamPlacement, const ROWS: usize, const C: usize> Positions<P, ROWS, C
     #[track_caller]
     pub fn weights<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         dy: &Tensor<D, P, R, C>,
     ) -> WeightWork<D> {
         stream_rows::<D, R>(ctx);

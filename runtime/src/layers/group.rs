@@ -4,12 +4,12 @@ use super::placement::{Axis, Partial, PartialMax, Split, Tp, Whole};
 use super::tensor::{Numbers, Tensor};
 use crate::comm::{CommError, Op};
 use crate::device::Device;
-use crate::ops::{self, Context};
+use crate::ops::{self, PassContext};
 use std::marker::PhantomData;
 
 /// The ranks of axis `A` that this rank communicates with.
 pub struct Group<'a, D: Device, A> {
-    ctx: &'a Context<'a, D>,
+    ctx: &'a PassContext<'a, D>,
     axis: PhantomData<A>,
 }
 
@@ -19,7 +19,7 @@ impl<'a, D: Device, const N: usize> Group<'a, D, Tp<N>> {
     /// # Panics
     /// There are not `N` of them.
     #[track_caller]
-    pub fn tp(ctx: &'a Context<'_, D>) -> Self {
+    pub fn tp(ctx: &'a PassContext<'_, D>) -> Self {
         let ranks = ctx.tp.size();
         assert!(N == ranks, "the program is compiled for Tp<{N}>, the group has {ranks} ranks");
         Self { ctx, axis: PhantomData }
@@ -29,7 +29,7 @@ impl<'a, D: Device, const N: usize> Group<'a, D, Tp<N>> {
 /// A collective in flight.
 #[must_use = "a collective that nobody waits for may never finish"]
 pub struct InFlight<'a, D: Device, P, const R: usize, const C: usize> {
-    ctx: &'a Context<'a, D>,
+    ctx: &'a PassContext<'a, D>,
     moving: ops::InFlight<D>,
     placement: PhantomData<P>,
 }

@@ -3,7 +3,7 @@
 use super::placement::{VocabPlacement, Whole};
 use super::tensor::{Numbers, Tensor};
 use crate::device::Device;
-use crate::ops::{self, Context, OwnSums, Softmax};
+use crate::ops::{self, OwnSums, PassContext, Softmax};
 use std::marker::PhantomData;
 
 /// The loss of this rank's `V` columns of the logits, padding included. Between its steps ranks
@@ -31,7 +31,7 @@ impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
     /// its target, 0 if another rank has it.
     pub fn sums<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         logits: &Tensor<D, P, R, V>,
     ) -> Own<D, P, R> {
         let OwnSums { max, sum_exp, target } = self.loss.sums(ctx, logits.buffer());
@@ -41,7 +41,7 @@ impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
     /// The sums around the maximum of all ranks, from those around this rank's `own`.
     pub fn around<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         sum_exp: Numbers<D, P::Max, R>,
         own: &Numbers<D, P::Max, R>,
         max: &Numbers<D, Whole, R>,
@@ -53,7 +53,7 @@ impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
     /// Each token's loss, 0 for tokens without a label.
     pub fn loss<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         max: &Numbers<D, Whole, R>,
         sum_exp: &Numbers<D, Whole, R>,
         target: &Numbers<D, Whole, R>,
@@ -65,7 +65,7 @@ impl<P: VocabPlacement, const V: usize> CrossEntropy<P, V> {
     /// The gradient of the logits, in their place.
     pub fn gradient<D: Device, const R: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         logits: Tensor<D, P, R, V>,
         max: &Numbers<D, Whole, R>,
         sum_exp: &Numbers<D, Whole, R>,

@@ -41,6 +41,10 @@
 //! shared. A collective that was started (`start_...`) runs while what follows computes, until
 //! [`InFlight::wait`].
 //!
+//! What replicas share of a layer's parameters is in the type of its [`Parameters`]: they make the
+//! [`PassContext`], from which no weights can be read, a [`Context`] that has them, and hand the
+//! layer's gradients over.
+//!
 //! Numbers of rows and columns are those of one rank. Where the compiler cannot infer them, give
 //! the result a type: `let h: Tensor<D, Whole, TOKENS, HIDDEN> = tp.all_gather(&h)?;`
 
@@ -56,11 +60,12 @@ mod linear;
 mod loss;
 mod norm;
 mod placement;
+mod replicas;
 mod tensor;
 
 pub use crate::ops::{
-    BalanceOver, BalanceScope, Chunk, Context, Gradients, Matrix, RouterLosses, VocabTable,
-    WeightWork,
+    BalanceOver, BalanceScope, Chunk, Context, Gradients, Matrix, PassContext, Reduced,
+    RouterLosses, VocabTable, WeightWork,
 };
 pub use activation::{activate, activate_backward, dropout, gated, gated_backward};
 pub use attention::{Attention, AttentionCore, AttentionSums, HeadGradients, Saved};
@@ -76,7 +81,8 @@ pub use linear::{ColumnLinear, FromRows, FusedRows, Linear, RowBias, RowLinear};
 pub use loss::CrossEntropy;
 pub use norm::{LayerKind, LayerNorm, Norm, RmsKind, RmsNorm};
 pub use placement::{
-    Axis, Columns, Cp, Dp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Pp,
-    Split, StreamPlacement, TablePlacement, TokenPlacement, Tp, VocabPlacement, Whole,
+    Axis, Columns, Cp, Elementwise, GradientPlacement, HeadPlacement, Partial, PartialMax, Split,
+    StreamPlacement, TablePlacement, TokenPlacement, Tp, VocabPlacement, Whole,
 };
+pub use replicas::{Parameters, ReplicaPlacement, Replicated, Sharded};
 pub use tensor::{LogSumExp, Numbers, Statistics, Stream, Tensor};

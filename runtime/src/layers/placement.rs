@@ -19,10 +19,6 @@ pub trait Axis: Sealed {
 pub struct Tp<const N: usize>;
 /// `N` context-parallel ranks.
 pub struct Cp<const N: usize>;
-/// `N` data-parallel ranks.
-pub struct Dp<const N: usize>;
-/// `N` pipeline ranks.
-pub struct Pp<const N: usize>;
 
 impl<const N: usize> Axis for Tp<N> {
     const SIZE: usize = N;
@@ -31,14 +27,6 @@ impl<const N: usize> Axis for Tp<N> {
 impl<const N: usize> Axis for Cp<N> {
     const SIZE: usize = N;
     const NAME: &'static str = "cp";
-}
-impl<const N: usize> Axis for Dp<N> {
-    const SIZE: usize = N;
-    const NAME: &'static str = "dp";
-}
-impl<const N: usize> Axis for Pp<N> {
-    const SIZE: usize = N;
-    const NAME: &'static str = "pp";
 }
 
 /// All ranks hold the same matrix.
@@ -54,8 +42,6 @@ pub struct PartialMax<A>(PhantomData<A>);
 
 impl<const N: usize> Sealed for Tp<N> {}
 impl<const N: usize> Sealed for Cp<N> {}
-impl<const N: usize> Sealed for Dp<N> {}
-impl<const N: usize> Sealed for Pp<N> {}
 impl Sealed for Whole {}
 impl<A: Axis> Sealed for Split<A> {}
 impl<A: Axis> Sealed for Columns<A> {}

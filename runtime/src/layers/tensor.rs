@@ -3,7 +3,7 @@
 use super::placement::StreamPlacement;
 use crate::device::{Device, Space};
 use crate::device_error::DeviceError;
-use crate::ops::{Chunk, Context, Residual, Statistics as RowStatistics};
+use crate::ops::{Chunk, PassContext, Residual, Statistics as RowStatistics};
 use crate::stages::{Held, Offloaded, Shared};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::SharedBuffer;
@@ -56,14 +56,14 @@ impl<D: Space, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
 
 impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
     /// Its buffer; a copy if others share it.
-    pub fn into_buffer(self, ctx: &Context<'_, D>) -> Buffer<D> {
+    pub fn into_buffer(self, ctx: &PassContext<'_, D>) -> Buffer<D> {
         ctx.own(self.buffer)
     }
 
     /// The rows of a chunk.
     pub fn chunk<const PART: usize>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         chunk: Chunk,
     ) -> Tensor<D, P, PART, C> {
         Tensor::received(ctx.chunk_of(&self.buffer, chunk))
@@ -71,7 +71,7 @@ impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
 
     /// The rows of all chunks, one after the other.
     pub fn joined<const PART: usize>(
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         parts: &[&Tensor<D, P, PART, C>],
     ) -> Self {
         let parts: Vec<&Buffer<D>> = parts.iter().map(|part| part.buffer()).collect();
@@ -79,12 +79,16 @@ impl<D: Device, P, const R: usize, const C: usize> Tensor<D, P, R, C> {
     }
 
     /// `self + y`, in its own place.
-    pub fn add(self, ctx: &Context<'_, D>, y: &Self) -> Self {
+    pub fn add(self, ctx: &PassContext<'_, D>, y: &Self) -> Self {
         self.changed(ctx, |x| ctx.device.add(y.buffer().view(), x.view_mut()))
     }
 
     /// Works in place, on a copy if others share it.
-    pub(super) fn changed(self, ctx: &Context<'_, D>, work: impl FnOnce(&mut Buffer<D>)) -> Self {
+    pub(super) fn changed(
+        self,
+        ctx: &PassContext<'_, D>,
+        work: impl FnOnce(&mut Buffer<D>),
+    ) -> Self {
         let mut buffer = self.into_buffer(ctx);
         work(&mut buffer);
         Self::received(buffer)
@@ -122,7 +126,7 @@ impl<D: Space, P, const R: usize> Numbers<D, P, R> {
 }
 
 impl<D: Device, P, const R: usize> Numbers<D, P, R> {
-    pub(super) fn into_buffer(self, ctx: &Context<'_, D>) -> WideBuffer<D> {
+    pub(super) fn into_buffer(self, ctx: &PassContext<'_, D>) -> WideBuffer<D> {
         let copy = |shared: Rc<_>| ctx.pools.wide.copy_of(ctx.device, &shared);
         Rc::try_unwrap(self.buffer).unwrap_or_else(copy)
     }
@@ -130,7 +134,7 @@ impl<D: Device, P, const R: usize> Numbers<D, P, R> {
 
 impl<D: Device, const R: usize> Numbers<D, super::Whole, R> {
     /// The tokens' losses, `[n]`, for [`crate::stages::StageOutput::Losses`].
-    pub fn into_losses(self, ctx: &Context<'_, D>) -> WideBuffer<D> {
+    pub fn into_losses(self, ctx: &PassContext<'_, D>) -> WideBuffer<D> {
         self.into_buffer(ctx)
     }
 }
@@ -189,7 +193,7 @@ impl<D: Space, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P, 
 
 impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P, R, C> {
     /// The stream as one tensor.
-    pub fn whole(self, ctx: &Context<'_, D>) -> Tensor<D, P, R, C> {
+    pub fn whole(self, ctx: &PassContext<'_, D>) -> Tensor<D, P, R, C> {
         match self.residual {
             Residual::Whole(x) => Tensor::shared(x),
             sum @ Residual::Split(..) => Tensor::received(sum.whole(ctx)),
@@ -200,7 +204,7 @@ impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Stream<D, P,
 impl<D: Device, P: StreamPlacement, const R: usize, const C: usize> Shared<D>
     for Stream<D, P, R, C>
 {
-    fn twice(self, ctx: &Context<'_, D>) -> [Self; 2] {
+    fn twice(self, ctx: &PassContext<'_, D>) -> [Self; 2] {
         let x = self.whole(ctx);
         [Self::begin(x.share()), Self::begin(x)]
     }

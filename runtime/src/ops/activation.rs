@@ -1,12 +1,12 @@
 //! Activations between the two matrices of a feed-forward block.
 
-use super::Context;
+use super::PassContext;
 use crate::device::Device;
 use crate::state::buffer::Buffer;
 use kernels::activation::Activation;
 
 /// `f(x)`, of the shape of `x`.
-pub fn activate<D: Device>(ctx: &Context<'_, D>, f: Activation, x: &Buffer<D>) -> Buffer<D> {
+pub fn activate<D: Device>(ctx: &PassContext<'_, D>, f: Activation, x: &Buffer<D>) -> Buffer<D> {
     let mut y = ctx.buffer(x.len());
     ctx.device.activation(f, x.view(), y.view_mut());
     y
@@ -14,7 +14,7 @@ pub fn activate<D: Device>(ctx: &Context<'_, D>, f: Activation, x: &Buffer<D>) -
 
 /// The gradient of `x`, from that of [`activate`].
 pub fn activate_backward<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     x: &Buffer<D>,
     dy: &Buffer<D>,
@@ -26,7 +26,7 @@ pub fn activate_backward<D: Device>(
 
 /// `f(gate) * up`, of the shape of both.
 pub fn gate<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     gate: &Buffer<D>,
     up: &Buffer<D>,
@@ -38,7 +38,7 @@ pub fn gate<D: Device>(
 
 /// The gradients of `gate` and `up`, from that of [`gate`].
 pub fn gate_backward<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     f: Activation,
     gate: &Buffer<D>,
     up: &Buffer<D>,

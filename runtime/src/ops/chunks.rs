@@ -4,7 +4,7 @@
 //! chunk's tokens are therefore one run on each tensor-parallel rank.
 
 use super::attention::{Attention, AttentionSaved};
-use super::context::Context;
+use super::context::{Context, PassContext};
 use super::tiles::{Tile, scaled};
 use crate::device::{Device, Gradients, Saved};
 use crate::state::buffer::{Buffer, WideBuffer};
@@ -41,7 +41,7 @@ impl Chunk {
     }
 }
 
-impl<D: Device> Context<'_, D> {
+impl<D: Device> PassContext<'_, D> {
     /// A chunk's elements of a tensor of this rank's rows.
     pub fn chunk_of(&self, x: &Buffer<D>, chunk: Chunk) -> Buffer<D> {
         let part = chunk.part(x.len());

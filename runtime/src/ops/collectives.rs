@@ -5,7 +5,7 @@
 //! Without sequence parallelism they are nothing and an all-reduce, with it an all-gather and a
 //! reduce-scatter. Each is the backward pass of the other.
 
-use super::Context;
+use super::PassContext;
 use crate::comm::{CommError, Op};
 use crate::device::{Device, DeviceGroup, DeviceRequest};
 use crate::state::buffer::{Buffer, WideBuffer};
@@ -19,14 +19,14 @@ impl<D: Device> InFlight<D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn wait(self, ctx: &Context<'_, D>) -> Result<Buffer<D>, CommError> {
+    pub fn wait(self, ctx: &PassContext<'_, D>) -> Result<Buffer<D>, CommError> {
         self.0.wait(ctx.device).map(|memory| ctx.pools.stored.adopt(memory))
     }
 }
 
 /// Errors of all operations are those of any collective call.
 #[allow(clippy::missing_errors_doc)]
-impl<D: Device> Context<'_, D> {
+impl<D: Device> PassContext<'_, D> {
     fn group(&self) -> DeviceGroup<'_, D> {
         DeviceGroup::new(self.device, self.tp)
     }

@@ -11,7 +11,7 @@ use crate::state::weights::{Sharing, WeightView, Weights};
 use kernels::Real;
 use kernels::dropout::Dropout;
 use kernels::random::{GlobalIndices, Stream};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -145,8 +145,8 @@ pub struct DropoutDraws {
     pub step: u32,
 }
 
-/// What layers are given for one pass.
-pub struct Context<'a, D: Space> {
+/// What a stage is given for one pass: everything but weights, which have to be asked for.
+pub struct PassContext<'a, D: Space> {
     /// The rank's device.
     pub device: &'a D,
     /// Tensor-parallel ranks.
@@ -159,10 +159,8 @@ pub struct Context<'a, D: Space> {
     pub routers: Option<&'a RouterLog>,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
-    /// The weights that can be read.
-    pub weights: WeightView<D>,
-    /// Those that can be gathered.
-    pub sharded: Sharded<'a, D>,
+    /// The weights that the pass can ask for.
+    pub units: PassUnits<'a, D>,
     /// The tokens.
     pub batch: &'a MicroBatch<D>,
     /// Dropout, if the model has any.
@@ -171,8 +169,30 @@ pub struct Context<'a, D: Space> {
     pub pools: &'a Pools<D>,
 }
 
-/// Weights that replicas share (ZeRO stage 3), as one pass sees them.
-pub struct Sharded<'a, D: Space> {
+/// What layers are given: the pass, and the weights that they asked for ([`PassContext::gather`]).
+/// A function that reads no weights takes a [`PassContext`], and this serves as one.
+pub struct Context<'a, D: Space> {
+    pass: PassContext<'a, D>,
+    /// The weights.
+    pub weights: WeightView<D>,
+}
+
+impl<'a, D: Space> Deref for Context<'a, D> {
+    type Target = PassContext<'a, D>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.pass
+    }
+}
+
+impl<D: Space> Clone for PassContext<'_, D> {
+    fn clone(&self) -> Self {
+        Self { units: self.units.clone(), ..*self }
+    }
+}
+
+/// A rank's units of weights, as one pass sees them.
+pub struct PassUnits<'a, D: Space> {
     /// The rank's weights.
     pub all: &'a Weights<D>,
     /// The replicas that share them.
@@ -185,13 +205,13 @@ pub struct Sharded<'a, D: Space> {
     pub prefetch: bool,
 }
 
-impl<D: Space> Clone for Sharded<'_, D> {
+impl<D: Space> Clone for PassUnits<'_, D> {
     fn clone(&self) -> Self {
         Self { read: self.read.clone(), ..*self }
     }
 }
 
-impl<D: Device> Sharded<'_, D> {
+impl<D: Device> PassUnits<'_, D> {
     /// Starts to gather the units with which the pass begins.
     ///
     /// # Errors
@@ -224,18 +244,22 @@ impl<D: Device> Sharded<'_, D> {
     }
 }
 
-impl<'a, D: Device> Context<'a, D> {
-    /// The same with the weights of `elements`, gathered from the replicas that share them. They
-    /// are freed with what this returns. The weights that the pass needs next are on their way
-    /// when it returns. Nothing is sent if each replica has all weights.
+impl<'a, D: Device> PassContext<'a, D> {
+    /// The weights of `elements` besides. What replicas share is gathered from them, and freed with
+    /// what this returns if they share weights (ZeRO stage 3). The weights that the pass needs next
+    /// are on their way when it returns.
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn gather(&self, elements: &Range<usize>) -> Result<Self, CommError> {
-        let Sharded { all, replicas, .. } = self.sharded;
-        let weights = all.gathered(self.device, replicas, &self.weights, elements)?;
-        self.sharded.start_next(self.device, &all.shards().within(elements))?;
-        Ok(Self { weights, sharded: self.sharded.clone(), ..*self })
+    pub fn gather(&self, elements: &[Range<usize>]) -> Result<Context<'a, D>, CommError> {
+        let PassUnits { all, replicas, .. } = self.units;
+        let units: Vec<Range<usize>> =
+            elements.iter().map(|elements| all.shards().within(elements)).collect();
+        let weights = all.gather(self.device, replicas, &units)?;
+        if let Some(first) = units.first() {
+            self.units.start_next(self.device, first)?;
+        }
+        Ok(Context { pass: self.clone(), weights })
     }
 
     /// The ranks among which experts are divided.

@@ -1,6 +1,6 @@
 //! Token table, split over the vocabulary, and learned positions.
 
-use super::{Context, TokenIds, WeightWork};
+use super::{Context, PassContext, TokenIds, WeightWork};
 use crate::device::Device;
 use crate::state::buffer::Buffer;
 use crate::state::params::{
@@ -66,7 +66,7 @@ pub struct TokenEmbedding {
 }
 
 impl TokenEmbedding {
-    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Embedding {
+    fn shape<D: Device>(&self, ctx: &PassContext<'_, D>) -> Embedding {
         let rows = self.table.len / self.hidden;
         let first_row = ctx.tp.rank() * rows;
         let (tokens, columns, scale) = (ctx.tokens(), self.hidden, self.scale);
@@ -83,7 +83,11 @@ impl TokenEmbedding {
     }
 
     /// The table's gradient, from that of all rows, `[n, h]`.
-    pub fn weights<D: Device>(&self, ctx: &Context<'_, D>, dy: &SharedBuffer<D>) -> WeightWork<D> {
+    pub fn weights<D: Device>(
+        &self,
+        ctx: &PassContext<'_, D>,
+        dy: &SharedBuffer<D>,
+    ) -> WeightWork<D> {
         let (shape, table) = (self.shape(ctx), self.table);
         let by_row = ctx.batch.by_token.clone();
         WeightWork::Embedding { shape, table, by_row, dy: dy.clone() }
@@ -122,7 +126,7 @@ impl Positions {
         Self { table, hidden, rows }
     }
 
-    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> (Embedding, TokenIds<D>) {
+    fn shape<D: Device>(&self, ctx: &PassContext<'_, D>) -> (Embedding, TokenIds<D>) {
         let tokens = ctx.rows();
         let ids = ctx.batch.positions.part(ctx.first_row(), tokens);
         let (columns, rows) = (self.hidden, self.rows);
@@ -138,7 +142,11 @@ impl Positions {
     }
 
     /// The table's gradient, from that of this rank's rows, `[r, h]`.
-    pub fn weights<D: Device>(&self, ctx: &Context<'_, D>, dy: &SharedBuffer<D>) -> WeightWork<D> {
+    pub fn weights<D: Device>(
+        &self,
+        ctx: &PassContext<'_, D>,
+        dy: &SharedBuffer<D>,
+    ) -> WeightWork<D> {
         let (shape, _) = self.shape(ctx);
         let by_row = ctx.batch.by_position.clone();
         WeightWork::Embedding { shape, table: self.table, by_row, dy: dy.clone() }

@@ -1,7 +1,7 @@
 //! Cross-entropy over logits that are split over the vocabulary: ranks exchange three vectors of
 //! `[n]` and no logits (Shoeybi et al. 2019, section 3).
 
-use super::Context;
+use super::PassContext;
 use crate::device::{Device, RowSums};
 use crate::state::buffer::{Buffer, WideBuffer};
 use kernels::cross_entropy::Logits;
@@ -43,7 +43,7 @@ impl<D: Device> Softmax<'_, D> {
 }
 
 impl CrossEntropy {
-    pub(super) fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
+    pub(super) fn shape<D: Device>(&self, ctx: &PassContext<'_, D>) -> Logits {
         let columns = self.columns;
         let first_column = (ctx.tp.rank() * columns).min(self.vocab);
         Logits {
@@ -56,7 +56,7 @@ impl CrossEntropy {
     }
 
     /// Maxima and sums of the local columns.
-    pub fn sums<D: Device>(&self, ctx: &Context<'_, D>, logits: &Buffer<D>) -> OwnSums<D> {
+    pub fn sums<D: Device>(&self, ctx: &PassContext<'_, D>, logits: &Buffer<D>) -> OwnSums<D> {
         let shape = self.shape(ctx);
         let [mut max, mut sum_exp, mut target] = std::array::from_fn(|_| ctx.wide(shape.rows));
         let (labels, [max_to, to]) =
@@ -68,7 +68,7 @@ impl CrossEntropy {
     /// The sums around the maximum of all ranks, from those around this rank's own.
     pub fn around<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         mut sum_exp: WideBuffer<D>,
         own: &WideBuffer<D>,
         max: &WideBuffer<D>,
@@ -80,7 +80,7 @@ impl CrossEntropy {
     /// Each token's loss, `[n]`, 0 for tokens without a label.
     pub fn loss<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         softmax: &Softmax<'_, D>,
         target: &WideBuffer<D>,
     ) -> WideBuffer<D> {
@@ -93,7 +93,7 @@ impl CrossEntropy {
     /// Replaces the logits by their gradient.
     pub fn gradient<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         logits: &mut Buffer<D>,
         softmax: &Softmax<'_, D>,
     ) {

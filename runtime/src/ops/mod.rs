@@ -36,7 +36,7 @@ pub use attention::{Attention, AttentionSaved, Latent};
 pub use bias::RowBias;
 pub use chunks::{AttentionSums, Chunk};
 pub use collectives::InFlight;
-pub use context::{Context, DropoutDraws, MicroBatch, Sharded, TokenIds};
+pub use context::{Context, DropoutDraws, MicroBatch, PassContext, PassUnits, TokenIds};
 pub use embedding::{Positions, TokenEmbedding, VocabTable};
 pub use experts::{ExpertLinear, ExpertRanks, Received};
 pub use fused_loss::FusedLoss;
@@ -48,4 +48,4 @@ pub use router_losses::{BalanceOver, BalanceScope, RouterLog, RouterLosses};
 pub use vocabulary::{
     GradientParts, ShardKept, ShardLocal, ShardReduced, ShardSpec, SoftmaxSums, VocabularyShard,
 };
-pub use weights::{Complete, Gradients, WeightWork};
+pub use weights::{Complete, Gradients, Reduced, WeightWork};

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm over rows of the residual stream.
 
-use super::{Context, WeightWork};
+use super::{Context, PassContext, WeightWork};
 use crate::device::{Device, Space};
 use crate::device_error::DeviceError;
 use crate::state::buffer::{Buffer, WideBuffer};
@@ -34,7 +34,7 @@ pub enum Residual<D: Space> {
 
 impl<D: Device> Residual<D> {
     /// The stream as one tensor.
-    pub fn whole(self, ctx: &Context<'_, D>) -> Buffer<D> {
+    pub fn whole(self, ctx: &PassContext<'_, D>) -> Buffer<D> {
         match self {
             Self::Whole(x) => ctx.own(x),
             Self::Split(x, branch) => {

@@ -13,7 +13,7 @@
 //! goes through counts. So a rank needs counts of all rows before its backward pass, and of sums
 //! its own rows' alone.
 
-use super::Context;
+use super::PassContext;
 use super::router::{Route, Router};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::Device;
@@ -184,7 +184,7 @@ impl Router {
     /// Those of any collective call.
     pub fn note_load<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         route: &Route<D>,
     ) -> Result<(), CommError> {
         let Some(log) = ctx.routers else { return Ok(()) };
@@ -205,14 +205,14 @@ impl Router {
         Ok(())
     }
 
-    fn place<D: Device>(&self, ctx: &Context<'_, D>, route: &Route<D>) -> Place {
+    fn place<D: Device>(&self, ctx: &PassContext<'_, D>, route: &Route<D>) -> Place {
         (self.layer, ctx.batch.first_sequence, route.chunk().index)
     }
 
     /// Gradients of the losses, where there are any.
     pub(super) fn loss_gradients<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         route: &Route<D>,
     ) -> LossGradients<D::Wide> {
         let Some(log) = ctx.routers else { return LossGradients { shares: None, log_sums: None } };

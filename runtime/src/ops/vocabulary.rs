@@ -16,7 +16,7 @@
 
 use super::embedding::VocabTable;
 use super::linear::Linear;
-use super::{Context, InFlight, WeightWork};
+use super::{Context, InFlight, PassContext, WeightWork};
 use crate::comm::{CommError, Communicator, Op};
 use crate::device::{Device, DeviceGroup, Ids, RowSums, Space, Wide, WideMut};
 use crate::state::buffer::Buffer;
@@ -294,7 +294,7 @@ impl VocabularyShard {
         device.embedding_backward(&shape, by_row, dx, dtable);
     }
 
-    fn shape<D: Device>(&self, ctx: &Context<'_, D>) -> Logits {
+    fn shape<D: Device>(&self, ctx: &PassContext<'_, D>) -> Logits {
         let first_column = (self.number * self.rows).min(self.vocab);
         Logits {
             rows: ctx.tokens(),
@@ -342,7 +342,7 @@ impl VocabularyShard {
     /// The reduction did not return a maximum: our bug.
     pub fn middle<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: &ShardKept<D>,
         reduced: ShardReduced<D>,
     ) -> Result<ShardLocal<D>, CommError> {
@@ -420,7 +420,7 @@ impl VocabularyShard {
     /// The reduction did not return sums: our bug.
     pub fn add_loss<D: Device>(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         reduced: &ShardReduced<D>,
         total: &mut D::Total,
     ) -> Result<(), CommError> {
@@ -441,7 +441,7 @@ enum Gathered<D: Device> {
 }
 
 fn gathered<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     h: &SharedBuffer<D>,
 ) -> Result<Gathered<D>, CommError> {
     match ctx.rows() == ctx.tokens() {
@@ -451,7 +451,7 @@ fn gathered<D: Device>(
 }
 
 impl<D: Device> Gathered<D> {
-    fn wait(self, ctx: &Context<'_, D>) -> Result<SharedBuffer<D>, CommError> {
+    fn wait(self, ctx: &PassContext<'_, D>) -> Result<SharedBuffer<D>, CommError> {
         match self {
             Self::Here(h) => Ok(h),
             Self::InFlight(moving) => moving.wait(ctx).map(Rc::new),
@@ -461,7 +461,7 @@ impl<D: Device> Gathered<D> {
 
 /// Sums around the shard's own maximum.
 fn own_sums<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     shape: &Logits,
     columns: &Buffer<D>,
 ) -> SoftmaxSums<D> {
@@ -474,7 +474,7 @@ fn own_sums<D: Device>(
 
 /// Sums around `max`.
 fn sums<D: Device>(
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     shape: &Logits,
     columns: &Buffer<D>,
     max: RowStats<D>,

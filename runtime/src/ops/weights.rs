@@ -139,6 +139,10 @@ pub struct Gradients<'a, D: Space> {
     complete: Option<Complete<'a, D>>,
 }
 
+/// Says that a layer's gradients were handed to whatever sums them over replicas.
+#[derive(Debug)]
+pub struct Reduced(());
+
 /// Called when the gradients are complete from this element to the end of the stage.
 pub type Complete<'a, D> = &'a mut dyn FnMut(&mut GradientStore<D>, usize) -> Result<(), CommError>;
 
@@ -192,10 +196,10 @@ impl<'a, D: Device> Gradients<'a, D> {
     ///
     /// # Errors
     /// Those of any collective call.
-    pub fn complete_from(&mut self, element: usize) -> Result<(), CommError> {
-        match &mut self.complete {
-            Some(complete) => complete(self.store, element),
-            None => Ok(()),
+    pub fn complete_from(&mut self, element: usize) -> Result<Reduced, CommError> {
+        if let Some(complete) = &mut self.complete {
+            complete(self.store, element)?;
         }
+        Ok(Reduced(()))
     }
 }

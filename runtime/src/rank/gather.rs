@@ -14,7 +14,10 @@ use std::collections::BTreeMap;
 /// An empty inventory for the rank at `at`.
 pub(super) fn inventory(spec: &TrainerSpec, at: Coordinates) -> Inventory {
     let member = |rank: u64, of: u64| Member { rank: rank as usize, of: of as usize };
+    let replicas = replica(spec, at);
+    let replicas = ByDivision::each(|division| spec.zero.group(replicas.of(division).of));
     let inventory = Inventory::new(at.tp as usize, spec.mesh.tp as usize);
+    let inventory = inventory.with_replicas(spec.zero, replicas);
     let Some(experts) = spec.experts else { return inventory };
     let ExpertPlace { ep, etp, .. } = experts.place(spec.mesh.fold(at));
     inventory.with_experts(member(ep, experts.ep), member(etp, experts.etp))

@@ -6,7 +6,7 @@ pub mod pair;
 use crate::comm::{CommError, Element};
 use crate::device::{Device, Space};
 use crate::device_error::DeviceError;
-use crate::ops::{Context, Gradients, Statistics, VocabularyShard};
+use crate::ops::{Gradients, PassContext, Reduced, Statistics, VocabularyShard};
 use crate::spec::TrainerSpec;
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{Inventory, ParameterSlice};
@@ -105,7 +105,7 @@ pub trait Stage<D: Device> {
     ///
     /// # Errors
     /// Those of any collective call.
-    fn forward(&self, ctx: &Context<'_, D>, x: Buffer<D>) -> StageResult<D>;
+    fn forward(&self, ctx: &PassContext<'_, D>, x: Buffer<D>) -> StageResult<D>;
 
     /// Backward pass. `dy[r, h]` comes from the next stage or from an output layer that all
     /// pipeline ranks share; it is empty for a last stage with its own output layer. Returns the
@@ -116,7 +116,7 @@ pub trait Stage<D: Device> {
     /// Those of any collective call.
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         gradients: &mut Gradients<'_, D>,
@@ -126,7 +126,7 @@ pub trait Stage<D: Device> {
     /// until it ends.
     fn start_forward<'a>(
         &'a self,
-        ctx: &'a Context<'_, D>,
+        ctx: &'a PassContext<'_, D>,
         x: Buffer<D>,
     ) -> Running<'a, StageResult<D>> {
         Box::pin(async move { self.forward(ctx, x) })
@@ -135,7 +135,7 @@ pub trait Stage<D: Device> {
     /// Begins [`Self::backward`] likewise.
     fn start_backward<'a>(
         &'a self,
-        ctx: &'a Context<'_, D>,
+        ctx: &'a PassContext<'_, D>,
         kept: Box<dyn Kept<D>>,
         dy: Buffer<D>,
         gradients: &'a mut Gradients<'_, D>,
@@ -292,22 +292,22 @@ pub trait Layer<D: Device> {
     /// Those of any collective call.
     fn forward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         stream: Self::Stream,
     ) -> Result<(Self::Stream, Self::Kept), CommError>;
 
-    /// From the output's gradient to the input's. At its end it says that its gradients are
-    /// complete ([`Gradients::complete_from`]).
+    /// From the output's gradient to the input's. At its end it hands its gradients to whatever
+    /// sums them over replicas ([`crate::layers::Parameters`]).
     ///
     /// # Errors
     /// Those of any collective call.
     fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Self::Kept,
         dy: Self::Gradient,
         gradients: &mut Gradients<'_, D>,
-    ) -> Result<Self::Gradient, CommError>;
+    ) -> Result<(Self::Gradient, Reduced), CommError>;
 }
 
 /// Forward through layers.
@@ -316,7 +316,7 @@ pub trait Layer<D: Device> {
 /// Those of any collective call.
 pub fn forward_all<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     mut stream: L::Stream,
 ) -> Result<(L::Stream, Vec<L::Kept>), CommError> {
     let mut all = Vec::with_capacity(layers.len());
@@ -334,13 +334,13 @@ pub fn forward_all<D: Device, L: Layer<D>>(
 /// Those of any collective call.
 pub fn backward_all<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     kept: Vec<L::Kept>,
     mut dy: L::Gradient,
     gradients: &mut Gradients<'_, D>,
 ) -> Result<L::Gradient, CommError> {
     for (layer, kept) in layers.iter().zip(kept).rev() {
-        dy = layer.backward(ctx, kept, dy, gradients)?;
+        (dy, _) = layer.backward(ctx, kept, dy, gradients)?;
     }
     Ok(dy)
 }
@@ -352,7 +352,7 @@ pub fn backward_all<D: Device, L: Layer<D>>(
 /// Those of any collective call, and a device that failed.
 pub fn forward_offloading<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     mut stream: L::Stream,
 ) -> Result<(L::Stream, Vec<L::Kept>), CommError>
 where
@@ -382,7 +382,7 @@ where
 /// Those of any collective call.
 pub fn backward_reloading<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     kept: Vec<L::Kept>,
     mut dy: L::Gradient,
     gradients: &mut Gradients<'_, D>,
@@ -392,7 +392,7 @@ where
 {
     for (layer, mut kept) in layers.iter().zip(kept).rev() {
         kept.reload(ctx.device);
-        dy = layer.backward(ctx, kept, dy, gradients)?;
+        (dy, _) = layer.backward(ctx, kept, dy, gradients)?;
     }
     Ok(dy)
 }
@@ -400,7 +400,7 @@ where
 /// A residual stream that can be kept.
 pub trait Shared<D: Device>: Sized {
     /// Two handles of it.
-    fn twice(self, ctx: &Context<'_, D>) -> [Self; 2];
+    fn twice(self, ctx: &PassContext<'_, D>) -> [Self; 2];
 }
 
 /// Forward through layers, of which each `group` keeps its input alone: the backward pass runs the
@@ -411,7 +411,7 @@ pub trait Shared<D: Device>: Sized {
 pub fn forward_in_groups<D: Device, L: Layer<D>>(
     layers: &[L],
     group: usize,
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     mut stream: L::Stream,
 ) -> Result<(L::Stream, Vec<L::Stream>), CommError>
 where
@@ -436,7 +436,7 @@ where
 pub fn backward_in_groups<D: Device, L: Layer<D>>(
     layers: &[L],
     group: usize,
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     inputs: Vec<L::Stream>,
     mut dy: L::Gradient,
     gradients: &mut Gradients<'_, D>,

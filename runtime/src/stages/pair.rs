@@ -8,7 +8,7 @@
 
 use crate::comm::CommError;
 use crate::device::Device;
-use crate::ops::{Context, Gradients};
+use crate::ops::{Gradients, PassContext, Reduced};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::{Poll, Waker};
@@ -78,7 +78,7 @@ pub trait Layer<D: Device> {
     /// Those of any collective call.
     async fn forward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         stream: Self::Stream,
     ) -> Result<(Self::Stream, Self::Kept), CommError>;
 
@@ -88,11 +88,11 @@ pub trait Layer<D: Device> {
     /// Those of any collective call.
     async fn backward(
         &self,
-        ctx: &Context<'_, D>,
+        ctx: &PassContext<'_, D>,
         kept: Self::Kept,
         dy: Self::Gradient,
         gradients: &mut Gradients<'_, D>,
-    ) -> Result<Self::Gradient, CommError>;
+    ) -> Result<(Self::Gradient, Reduced), CommError>;
 }
 
 /// Forward through layers.
@@ -101,7 +101,7 @@ pub trait Layer<D: Device> {
 /// Those of any collective call.
 pub async fn forward_all<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     mut stream: L::Stream,
 ) -> Result<(L::Stream, Vec<L::Kept>), CommError> {
     let mut all = Vec::with_capacity(layers.len());
@@ -119,13 +119,13 @@ pub async fn forward_all<D: Device, L: Layer<D>>(
 /// Those of any collective call.
 pub async fn backward_all<D: Device, L: Layer<D>>(
     layers: &[L],
-    ctx: &Context<'_, D>,
+    ctx: &PassContext<'_, D>,
     kept: Vec<L::Kept>,
     mut dy: L::Gradient,
     gradients: &mut Gradients<'_, D>,
 ) -> Result<L::Gradient, CommError> {
     for (layer, kept) in layers.iter().zip(kept).rev() {
-        dy = layer.backward(ctx, kept, dy, gradients).await?;
+        (dy, _) = layer.backward(ctx, kept, dy, gradients).await?;
     }
     Ok(dy)
 }

@@ -9,7 +9,7 @@
 use crate::comm::Element;
 use crate::device::Space;
 use crate::state::buffer::Buffer;
-use crate::state::shards::{Shards, Slice, Unit};
+use crate::state::shards::{Shards, Slice, Unit, Zero};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -355,6 +355,9 @@ pub struct Inventory {
     members: ByDivision<Member>,
     /// This rank among those that have different experts.
     experts: Member,
+    /// What replicas share, and how many share a copy or have one each.
+    zero: Zero,
+    replicas: ByDivision<usize>,
     stage: usize,
     copies: bool,
     /// Where units begin, and how they are divided.
@@ -367,7 +370,8 @@ impl Inventory {
     /// An empty inventory for rank `tp_rank` of `tp`.
     pub fn new(tp_rank: usize, tp: usize) -> Self {
         let dense = Member { rank: tp_rank, of: tp };
-        Self { members: ByDivision { dense, expert: Member::ONLY }, ..Self::default() }
+        let replicas = ByDivision::each(|_| 1);
+        Self { members: ByDivision { dense, expert: Member::ONLY }, replicas, ..Self::default() }
     }
 
     /// The same where this rank is `experts` of the expert-parallel ranks, and `within` of the
@@ -375,6 +379,17 @@ impl Inventory {
     #[must_use]
     pub fn with_experts(self, experts: Member, within: Member) -> Self {
         Self { members: ByDivision { expert: within, ..self.members }, experts, ..self }
+    }
+
+    /// The same where so many replicas share a copy of the state, or have one each.
+    #[must_use]
+    pub fn with_replicas(self, zero: Zero, replicas: ByDivision<usize>) -> Self {
+        Self { zero, replicas, ..self }
+    }
+
+    /// What replicas share, and how many share a copy or have one each.
+    pub fn replicas(&self) -> (Zero, ByDivision<usize>) {
+        (self.zero, self.replicas)
     }
 
     /// This rank's experts of `all`.

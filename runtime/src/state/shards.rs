@@ -44,6 +44,12 @@ impl Zero {
     }
 }
 
+impl Default for Zero {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 /// A unit, as one rank holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -174,6 +180,13 @@ impl Shards {
     /// What this rank updates: its pieces, or everything if the optimizer is not shared.
     pub fn updated(&self) -> &[Slice] {
         &self.updated
+    }
+
+    /// Whether replicas gather what each has updated, to hold all weights until the next update
+    /// (stages 1 and 2).
+    pub fn gathers_updates(&self) -> bool {
+        let shared = self.units.iter().any(|unit| unit.ways > 1);
+        self.zero.shares_optimizer() && !self.zero.shares_weights() && shared
     }
 
     /// Whether there are units of experts.

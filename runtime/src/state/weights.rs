@@ -150,8 +150,7 @@ impl<D: Device> Weights<D> {
     /// # Errors
     /// Those of any collective call.
     pub fn start_gathers(&mut self, device: &D, sharing: Sharing<'_>) -> Result<(), CommError> {
-        let zero = self.shards.zero();
-        if !zero.shares_optimizer() || zero.shares_weights() {
+        if !self.shards.gathers_updates() {
             return Ok(());
         }
         for (unit, held) in self.shards.units().iter().zip(self.units.get_mut()) {
@@ -167,23 +166,6 @@ impl<D: Device> Weights<D> {
             *held = Whole::InFlight(request);
         }
         Ok(())
-    }
-
-    /// Weights that a pass can read without gathering: all that stay here. Waits for those that are
-    /// on their way.
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn resident(&self, device: &D) -> Result<WeightView<D>, CommError> {
-        let mut units = self.units.borrow_mut();
-        let held = |unit: &mut Whole<D>| match unit {
-            Whole::Here(_) | Whole::InFlight(_) if self.pieces.is_none() => {
-                Self::arrived(device, unit).map(Some)
-            }
-            _ => Ok(None),
-        };
-        let units = units.iter_mut().map(held).collect::<Result<_, _>>()?;
-        Ok(WeightView { shards: self.shards.clone(), units })
     }
 
     /// Starts to gather a unit over the replicas that share it, unless it is here or on its way.
@@ -203,19 +185,35 @@ impl<D: Device> Weights<D> {
         Ok(())
     }
 
-    /// Gathers a unit. Its memory is freed with the last holder of what this returns.
-    fn gather(
+    /// Weights that a pass can read: those of `units`. If replicas share weights, they are gathered
+    /// and freed with the last holder of what this returns. If replicas share updates, this waits
+    /// for what the others have updated.
+    ///
+    /// # Errors
+    /// Those of any collective call.
+    pub fn gather(
         &self,
         device: &D,
         sharing: Sharing<'_>,
-        unit: usize,
-    ) -> Result<Rc<Memory<D>>, CommError> {
-        self.prefetch(device, sharing, unit)?;
+        units: &[Range<usize>],
+    ) -> Result<WeightView<D>, CommError> {
+        let each = || units.iter().cloned().flatten();
+        each().try_for_each(|unit| self.prefetch(device, sharing, unit))?;
+        let held = |unit| Ok((unit, self.held(device, unit)?));
+        let units = each().map(held).collect::<Result<_, CommError>>()?;
+        Ok(WeightView { shards: self.shards.clone(), units })
+    }
+
+    /// The memory of a unit that is here or on its way.
+    fn held(&self, device: &D, unit: usize) -> Result<Rc<Memory<D>>, CommError> {
         let held = &mut self.units.borrow_mut()[unit];
         if let Whole::Lent(memory) = held
             && let Some(memory) = memory.upgrade()
         {
             return Ok(memory);
+        }
+        if self.pieces.is_none() {
+            return Self::arrived(device, held);
         }
         match std::mem::replace(held, Whole::Lent(Weak::new())) {
             Whole::InFlight(request) => {
@@ -225,28 +223,6 @@ impl<D: Device> Weights<D> {
             }
             Whole::Here(_) | Whole::Lent(_) => unreachable!("it was prefetched"),
         }
-    }
-
-    /// `view` with the units of `elements` besides, gathered over the replicas that share them.
-    ///
-    /// # Errors
-    /// Those of any collective call.
-    pub fn gathered(
-        &self,
-        device: &D,
-        sharing: Sharing<'_>,
-        view: &WeightView<D>,
-        elements: &Range<usize>,
-    ) -> Result<WeightView<D>, CommError> {
-        let mut view = view.clone();
-        if self.pieces.is_some() {
-            let units = self.shards.within(elements);
-            units.clone().try_for_each(|unit| self.prefetch(device, sharing, unit))?;
-            for unit in units {
-                view.units[unit] = Some(self.gather(device, sharing, unit)?);
-            }
-        }
-        Ok(view)
     }
 
     /// Reads what this rank holds of a slice.
@@ -267,26 +243,21 @@ impl<D: Device> Weights<D> {
 /// Weights that a pass can read.
 pub struct WeightView<D: Space> {
     shards: Rc<Shards>,
-    units: Vec<Option<Rc<Memory<D>>>>,
-}
-
-impl<D: Space> Clone for WeightView<D> {
-    fn clone(&self) -> Self {
-        Self { shards: self.shards.clone(), units: self.units.clone() }
-    }
+    /// Units with their numbers: a layer's, and maybe a table.
+    units: Vec<(usize, Rc<Memory<D>>)>,
 }
 
 impl<D: Space> WeightView<D> {
     /// A parameter's weights.
     ///
     /// # Panics
-    /// They were not gathered.
+    /// They are not among those that were asked for.
     #[track_caller]
     pub fn get(&self, part: ParameterSlice) -> Stored<'_, D> {
-        let Some(memory) = &self.units[part.unit()] else {
+        let Some((_, memory)) = self.units.iter().find(|(unit, _)| *unit == part.unit()) else {
             panic!(
-                "weights are read that were not gathered: call `ctx.gather` with the layer's \
-                 parameters before this line"
+                "weights are read that were not asked for: `gather` or `weights` of the layer's \
+                 `Parameters` gives a context that has them"
             );
         };
         let begin = part.begin - self.shards.units()[part.unit()].elements.start;

@@ -12,8 +12,8 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    Context, ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, RouterLog, ShardKept,
-    Sharded, VocabularyShard, WeightWork,
+    ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, PassContext, PassUnits,
+    RouterLog, ShardKept, VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
@@ -138,7 +138,7 @@ pub struct Outcome {
 pub type Ended<D> = (Outcome, <D as Space>::Total);
 
 /// What a backward pass reads: its context, what the forward pass kept, and a gradient.
-type BackwardInputs<'a, D> = (Context<'a, D>, Box<dyn Kept<D>>, Buffer<D>);
+type BackwardInputs<'a, D> = (PassContext<'a, D>, Box<dyn Kept<D>>, Buffer<D>);
 
 /// State of one step in progress.
 struct StepState<'a, 'l, D: Space> {
@@ -368,31 +368,30 @@ impl<'a, D: Device> StepState<'a, '_, D> {
     }
 
     /// What layers of a pass are given. The weights with which they begin are on their way.
-    fn context(&self, pass: Pass) -> Result<Context<'a, D>, CommError> {
+    fn context(&self, pass: Pass) -> PassContext<'a, D> {
         let executor = self.executor;
         let (weights, stage) = (self.given.weights, &executor.stages[usize::from(pass.chunk)]);
         let backward = pass.kind != PassKind::F;
         let read = if backward { stage.read_backward() } else { stage.parameters() };
-        let sharded = Sharded {
+        let units = PassUnits {
             all: weights,
             replicas: executor.sharing,
             read: weights.shards().within(&read),
             backward,
             prefetch: executor.prefetch,
         };
-        Ok(Context {
+        PassContext {
             device: executor.device,
             tp: executor.tp,
             cp: executor.cp,
             experts: executor.experts,
             routers: executor.routers,
             sequence_parallel: executor.spec.sequence_parallel,
-            weights: weights.resident(executor.device)?,
-            sharded,
+            units,
             batch: &self.given.batches[pass.micro_batch as usize],
             draws: self.given.draws,
             pools: self.given.pools,
-        })
+        }
     }
 
     fn forward(
@@ -407,9 +406,9 @@ impl<'a, D: Device> StepState<'a, '_, D> {
     }
 
     /// What a forward pass reads.
-    fn enter_forward(&mut self, pass: Pass) -> Result<(Context<'a, D>, Buffer<D>), CommError> {
-        let (stage, ctx) = (self.stage_of(pass), self.context(pass)?);
-        ctx.sharded.start(ctx.device)?;
+    fn enter_forward(&mut self, pass: Pass) -> Result<(PassContext<'a, D>, Buffer<D>), CommError> {
+        let (stage, ctx) = (self.stage_of(pass), self.context(pass));
+        ctx.units.start(ctx.device)?;
         let x = match stage {
             0 => self.looked_up(pass)?,
             _ => self.receive(Carried::Stream, stage - 1, stage, pass)?,
@@ -502,8 +501,8 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         if let Some(routers) = self.executor.routers {
             routers.sum_over(self.executor.world)?;
         }
-        let ctx = self.context(pass)?;
-        ctx.sharded.start(ctx.device)?;
+        let ctx = self.context(pass);
+        ctx.units.start(ctx.device)?;
         let dy = match self.is_last(stage) {
             true => self.output_gradient(pass)?,
             false => self.receive(Carried::Gradient, stage + 1, stage, pass)?,

@@ -36,7 +36,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
         pass: Pass,
         whole: D::Memory<D::Stored>,
     ) -> Result<Buffer<D>, CommError> {
-        let (ctx, width) = (self.context(pass)?, self.executor.spec.hidden);
+        let (ctx, width) = (self.context(pass), self.executor.spec.hidden);
         let (first, count) = (ctx.first_row() * width, ctx.rows() * width);
         let own = match count == D::len(&whole) {
             true => whole,
@@ -63,7 +63,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
     /// What passes over this rank's rows of the vocabulary are given: their weights, too.
     fn shard_context(&self, pass: Pass) -> Result<Context<'a, D>, CommError> {
         let shard = self.shared(pass)?;
-        self.context(pass)?.gather(&(shard.begin()..shard.end()))
+        self.context(pass).gather(&[shard.begin()..shard.end()])
     }
 
     /// Says that a pass has added to the gradients of this rank's rows of the vocabulary, so that
@@ -112,7 +112,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
     pub(super) fn middle_of_vocabulary(&mut self, pass: Pass) -> Result<(), CommError> {
         let reduced = self.sums(PassKind::S, pass)?;
         let kept = self.shards.get(&pass.micro_batch).ok_or_else(|| missing(pass))?;
-        let local = self.shared(pass)?.middle(&self.context(pass)?, kept, reduced)?;
+        let local = self.shared(pass)?.middle(&self.context(pass), kept, reduced)?;
         self.reduce(pass, local)
     }
 
@@ -154,7 +154,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
         if self.collectives.is_none() {
             return Ok(());
         }
-        let ctx = self.context(pass)?;
+        let ctx = self.context(pass);
         let whole = if ctx.rows() == ctx.tokens() { dx } else { ctx.all_gather(&dx)? };
         if let (Some(collectives), 0) = (&mut self.collectives, self.executor.tp.rank()) {
             collectives.broadcast_row_gradient(self.executor.device.copied(whole.view()));
@@ -181,7 +181,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
         let dx = self.collected(|collectives| collectives.row_gradient(pass.micro_batch));
         let dx = dx.ok_or_else(|| missing(pass))??;
         self.computing = Instant::now();
-        let (shard, ctx) = (*self.shared(pass)?, self.context(pass)?);
+        let (shard, ctx) = (*self.shared(pass)?, self.context(pass));
         let MicroBatch { tokens, by_token, .. } = ctx.batch;
         shard.scatter(ctx.device, (by_token.view(), tokens.len()), &dx, gradients);
         self.shard_added(pass, gradients, reducer)

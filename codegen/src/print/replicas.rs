@@ -1,0 +1,76 @@
+//! How replicas share a segment's parameters: the type of its `Parameters`, and the lines that ask
+//! for weights and hand over gradients.
+
+use super::statement::commented;
+use crate::lower::{FieldKind, Lowered, Segment};
+use models::program::Program;
+
+/// The replicas of a segment's parameters.
+#[derive(Clone, Copy)]
+pub struct Replicas {
+    /// ZeRO stage.
+    stage: u8,
+    /// Replicas that share a copy, or that have one each.
+    dense: u64,
+    /// Likewise of experts, if the segment has any.
+    experts: Option<u64>,
+}
+
+impl Replicas {
+    /// Those of `segment`.
+    pub fn of(lowered: &Lowered, segment: &Segment) -> Self {
+        let Program { mesh, experts, zero_stage: stage, dp_shard, .. } = &lowered.program;
+        let has_experts =
+            segment.fields.iter().any(|field| matches!(field.kind, FieldKind::Experts { .. }));
+        let group = |replicas: u64| match stage {
+            0 => replicas,
+            _ => replicas.min(*dp_shard as u64),
+        };
+        let of_experts =
+            |split: &models::mesh::ExpertSplit| group(mesh.folded_ranks() / (split.ep * split.etp));
+        let experts = experts.as_ref().filter(|_| has_experts).map(of_experts);
+        Self { stage: *stage, dense: group(mesh.dp * mesh.cp), experts }
+    }
+
+    /// The type of their `Parameters`.
+    pub fn parameters(self) -> String {
+        let name = match self.stage {
+            0 if self.only_one() => return "Parameters<Whole>".to_owned(),
+            0 => "Replicated",
+            _ => "Sharded",
+        };
+        let dense = self.dense;
+        match self.experts {
+            Some(experts) if experts != dense => format!("Parameters<{name}<{dense}, {experts}>>"),
+            _ => format!("Parameters<{name}<{dense}>>"),
+        }
+    }
+
+    fn only_one(self) -> bool {
+        self.dense == 1 && self.experts.is_none_or(|experts| experts == 1)
+    }
+
+    /// The line that gives a pass the weights of the parameters in field `of`.
+    pub fn weights(self, of: &str, indent: usize) -> Vec<String> {
+        let gathers =
+            |note: &str| commented(format!("let ctx = &self.{of}.gather(ctx)?;"), note, indent);
+        match self.stage {
+            0 => vec![format!("let ctx = &self.{of}.weights(ctx)?;")],
+            3 => gathers("dp: all-gather of weights"),
+            _ => gathers("dp: all-gather of updates, once a step"),
+        }
+    }
+
+    /// The line that hands over the gradients of the parameters in field `of`, and of those behind.
+    /// `to` is what its result is assigned to.
+    pub fn reduces(self, to: &str, of: &str, indent: usize) -> Vec<String> {
+        let (call, note) = match self.stage {
+            0 if self.only_one() => ("complete", ""),
+            0 => ("all_reduce", "dp: all-reduce, once a step"),
+            1 => ("reduce_scatter", "dp: reduce-scatter, once a step"),
+            _ => ("reduce_scatter", "dp: reduce-scatter"),
+        };
+        let code = format!("{to}self.{of}.{call}(gradients)?;");
+        if note.is_empty() { vec![code] } else { commented(code, note, indent) }
+    }
+}
