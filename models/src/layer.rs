@@ -3,7 +3,7 @@
 //! Symbols as in the crate documentation; `T` is a rank's tokens of one micro-batch, `b·s/c`, and
 //! `e` the bytes of a stored element.
 
-use crate::decisions::{Dtype, Recompute};
+use crate::decisions::{Decisions, Dtype, Recompute};
 use crate::formulas::{activation, attention, communication, flops};
 use crate::model::{Activation, LayerKind, ModelSpec, Moe};
 
@@ -27,6 +27,19 @@ pub struct Split {
 }
 
 impl Split {
+    /// That of a configuration.
+    pub fn of(d: &Decisions) -> Self {
+        Self {
+            tp: d.tp,
+            cp: d.cp,
+            cp_ulysses: d.cp_ulysses,
+            ep: d.ep,
+            etp: d.etp,
+            sequence_parallel: d.sequence_parallel,
+            micro_batch: d.micro_batch,
+        }
+    }
+
     /// A rank's tokens of one micro-batch, T = b·s/c.
     pub fn tokens(&self, model: &ModelSpec) -> u64 {
         self.micro_batch * model.seq_len / self.cp

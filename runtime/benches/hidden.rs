@@ -1,6 +1,6 @@
-//! How much of a slow link training hides: gathers and reductions of ZeRO stage 3 under layers,
-//! keys and values under attention, and copies of rows for experts under other chunks' work or
-//! under the other pass of a pair (`cargo bench -p meshwright-runtime --bench hidden`).
+//! How much of a slow link training hides: gathers and reductions of ZeRO under layers, keys and
+//! values under attention, and copies of rows for experts under other chunks' work or under the
+//! other pass of a pair (`cargo bench -p meshwright-runtime --bench hidden`).
 //!
 //! Every call of the group is on its way for so long that all of a step's calls together take half
 //! of the step's computation. What ranks wait for, as the trace shows it (`--trace` of a trainer),
@@ -21,11 +21,13 @@ use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{dualpipe_v, one_f_one_b};
 use runtime::comm::{Options, SlowLink, run_ranks, since};
 use runtime::data::{Sample, Samples};
-use runtime::{Error, Host, Rank, Reduction, Trace};
+use runtime::{Error, Host, Optimizer, Rank, Reduction, Trace};
 use std::time::{Duration, Instant};
 
 const LAYERS: usize = 8;
 const STEPS: u64 = 4;
+const OPTIMIZER: Optimizer =
+    Optimizer { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, clip: None };
 
 struct Noise(usize);
 
@@ -144,6 +146,8 @@ fn measure(program: &Program, group: &str, slow_link: Option<SlowLink>) -> Measu
             let mut trace = Trace::new(Instant::now(), 0);
             let result = rank.gradients(&samples, step, None).expect("the step runs");
             trace.calls(rank.groups().world.stats().take_spans());
+            // What replicas gather of it is on its way under the next step's layers.
+            rank.update(&OPTIMIZER, 1e-4, result.norm).expect("the step ends");
             if step > 0 {
                 computing_s = computing_s.min(result.outcome.computing_s);
                 least_waited_s = least_waited_s.min(waited_s(&trace, group));
@@ -214,6 +218,7 @@ fn main() {
         ("AMPipe in 4 chunks over 2 ranks", "ep", in_chunks(experts, 4)),
         ("overlapped pairs over 2 ranks", "ep", in_pairs(experts)),
         ("ring attention over 2 ranks", "cp_ring", program(long, 2, 1, 0)),
+        ("ZeRO stage 1 over 2 replicas", "dp", program(wide, 1, 2, 1)),
         ("ZeRO stage 3 over 2 replicas", "dp", program(wide, 1, 2, 3)),
     ];
     for (name, group, program) in cases {

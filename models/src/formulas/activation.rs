@@ -47,3 +47,12 @@ pub fn routing_bytes(
 ) -> f64 {
     tokens * (8.0 * experts + 2.0 * element_bytes * hidden * copies)
 }
+
+/// Layers that full recomputation should run again together, from one input, to need least memory:
+/// a rank of `layers` layers keeps the inputs of its groups of `c` for `in_flight` micro-batches,
+/// and the values of one group, `layers / c * in_flight * input + c * values` bytes, which is least
+/// at the square root of `layers * in_flight * input / values` (SC'21 section 3.5, which counts the
+/// groups; Chen et al. 2016, section 4.1).
+pub fn least_memory_group(layers: f64, in_flight: f64, input: f64, values: f64) -> f64 {
+    (layers * in_flight * input / values).sqrt().clamp(1.0, layers)
+}

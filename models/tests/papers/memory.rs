@@ -2,6 +2,7 @@
 
 use crate::{DENSE, gpt, shipped};
 use models::decisions::{Dtype, Recompute};
+use models::formulas::activation::least_memory_group;
 use models::formulas::state::{StateBytes, zero_bytes};
 use models::layer::{Split, saved_bytes};
 use models::model::{LayerKind, ModelSpec};
@@ -105,4 +106,17 @@ fn experts_of_mixtral() {
     let bytes = |kind| a_token(&mixtral, kind, 1, false, Recompute::None);
     let experts = 64.0 + 2.0 * (4.0 * h + 6.0 * f);
     assert_eq!(bytes(moe) - bytes(DENSE), experts - 6.0 * mixtral.mlp.ffn as f64);
+}
+
+/// SC'21 section 3.5: of `c` layers a group, inputs of all groups and values of one.
+#[test]
+fn the_square_root_rule_needs_least_memory() {
+    let stages = [(9.0, 14.0, 2.0, 12.0), (24.0, 1.0, 2.0, 34.0), (8.0, 16.0, 2.0, 70.0)];
+    for (layers, in_flight, input, values) in stages {
+        let bytes = |group: f64| layers / group * in_flight * input + group * values;
+        let rule = least_memory_group(layers, in_flight, input, values);
+        let groups = (100..=(100.0 * layers) as u64).map(|hundredths| hundredths as f64 / 100.0);
+        let least = groups.map(bytes).fold(f64::INFINITY, f64::min);
+        assert!(bytes(rule) <= least, "{rule}: {} of {least}", bytes(rule));
+    }
 }

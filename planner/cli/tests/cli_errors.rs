@@ -150,6 +150,15 @@ fn a_model_that_fits_nowhere_says_by_how_much_and_what_would_fit() {
     );
 }
 
+/// Of nine layers a rank, 14 micro-batches in flight, and values 6 times as large as their input:
+/// the square-root rule says 4.6 layers.
+#[test]
+fn where_inputs_take_the_memory_layers_are_recomputed_in_groups() {
+    let words = "--model llama405b --gpus 112 --headroom 0 --prove --set tp=8 --set cp=1 --set \
+                 zero_stage=0 --set offload=none --set sequence_parallel=false";
+    fails(words, 3, &["--set recompute_group=4", "recompute full by 4 layers"]);
+}
+
 #[test]
 fn plans_that_are_none_are_refused() {
     let path = file("no_plan.yaml", b"layers: 4\n");

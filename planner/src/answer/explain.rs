@@ -6,8 +6,10 @@ use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
 use crate::search::{Found, Outcome, Progress, search, search_wide};
 use crate::until::Until;
-use models::cluster::ClusterSpec;
-use models::decisions::{Decisions, Offload, RecomputePolicy, Vocab};
+use models::cluster::{AttentionKernel, ClusterSpec};
+use models::decisions::{Decisions, Offload, Recompute, RecomputePolicy, Vocab};
+use models::formulas::activation::least_memory_group;
+use models::layer::{self, Split};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
 use serde::Serialize;
@@ -384,6 +386,7 @@ pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     };
     let mut remedies: Vec<(String, Found)> = vec![];
     remedies.extend(without_headroom(&corner, progress));
+    remedies.extend(leanest.as_ref().and_then(|found| in_groups(&corner, found, progress)));
     remedies.extend(without_a_setting(&corner, progress));
     remedies.extend(more_gpus(&corner, progress));
     let complete = !request.task().is_stopped();
@@ -477,6 +480,35 @@ fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String
     let whole = request.without_headroom();
     let found = search(&whole.task(), progress).best?;
     Some(("--headroom 0".to_owned(), found))
+}
+
+/// Full recomputation of several layers from one input: of as many as needs least memory.
+fn in_groups(
+    request: &Request,
+    leanest: &Found,
+    progress: Progress<'_>,
+) -> Option<(String, Found)> {
+    let (model, d) = (&request.model, &leanest.decisions);
+    let groups = &request.restrictions.recompute_group;
+    if d.recompute != RecomputePolicy::Full || groups.is_restricted() {
+        return None;
+    }
+    let (kind, split) = (model.layer_kind(0), Split::of(d));
+    let fused = request.cluster.software.attention == AttentionKernel::Flash;
+    let bytes = |option| layer::saved_bytes(model, kind, &split, d.dtype, fused, option);
+    let layers = model.layers as f64 / d.pp as f64;
+    let in_flight = d.pp.min(d.micro_batches) as f64;
+    let (input, values) = (bytes(Recompute::Full), bytes(Recompute::None));
+    let least = least_memory_group(layers, in_flight, input, values);
+    let mut sizes = [least.floor(), least.ceil()].map(|size| size as u64).into_iter();
+    sizes.find_map(|size| {
+        let recompute_group = Numbers::only(size);
+        let restrictions = Restrictions { recompute_group, ..request.restrictions.clone() };
+        let task =
+            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
+        let found = search(&task, progress).best.filter(|_| size > 1)?;
+        Some((format!("--set recompute_group={size}"), found))
+    })
 }
 
 fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {

@@ -289,15 +289,7 @@ impl<'a> CostCache<'a> {
         // Without expert parallelism the order of the outer axes does not affect a layer.
         let ep_mesh = if d.ep == 1 { Mesh { order: RankOrder::DpInner, ..mesh } } else { mesh };
         Shape {
-            split: Split {
-                tp: d.tp,
-                cp: d.cp,
-                cp_ulysses: d.cp_ulysses,
-                ep: d.ep,
-                etp: d.etp,
-                sequence_parallel: d.sequence_parallel,
-                micro_batch: d.micro_batch,
-            },
+            split: Split::of(d),
             cp_style: d.cp_style,
             moe_overlap: d.moe_overlap,
             moe_overlap_degree: d.moe_overlap_degree,
