@@ -249,9 +249,11 @@ fn the_documented_keys_all_work() {
         |line: &&str| line.split_whitespace().next().is_some_and(|word| word.ends_with(':'));
     let opened = |line| str::strip_prefix(line, "# ").filter(is_key).unwrap_or(line);
     let text: Vec<&str> = source.text().lines().map(opened).collect();
-    // With latent attention there are no fewer key/value heads than query heads.
-    let spec = model(&text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 "))
-        .unwrap_or_else(|error| panic!("{error}"));
+    // With latent attention there are no fewer key/value heads than query heads, and it has a
+    // rotated part of its own.
+    let text = text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 ");
+    let text = text.replace("rotary_dim: 32 ", "# rotary_dim: 32 ");
+    let spec = model(&text).unwrap_or_else(|error| panic!("{error}"));
     assert!(spec.attention.mla.is_some() && spec.attention.window.is_some() && spec.moe.is_some());
     assert_eq!((spec.attention.soft_cap, spec.final_soft_cap), (Some(50.0), Some(30.0)));
 }
