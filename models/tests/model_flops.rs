@@ -141,6 +141,6 @@ fn rotation_moves_the_rotated_columns() {
     };
     // Six columns of queries and of keys, 64 tokens, eight heads, there and back, forward and
     // backward, four bytes.
-    let left_out = (6 * 2 * 64 * 8 * 2 * 2 * 4) as f64;
+    let left_out = f64::from(6 * 2 * 64 * 8 * 2 * 2 * 4);
     assert_eq!(moved(&small("")) - moved(&small("rotary_dim: 2\n")), left_out);
 }
