@@ -37,7 +37,7 @@ declare -A graphs=([replayed]=always [launched]=never [default]=auto)
 # Models that PyTorch compiles whole; the others by layer.
 WHOLE=${WHOLE:-"GPT-2 124M;Llama 3 8B, 4 layers"}
 # mixtral_aux has mixtral's weights and tokens, and its loss over the whole batch another path.
-CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral qwen3_moe deepseek_v3"}
+CASES=${CASES:-"llama_gqa llama_tied gpt2 qwen2 gemma2 mixtral qwen3_moe deepseek_v3 stablelm"}
 
 packages=$("$python" - <<'PYTHON' 2>/dev/null
 import glob, os, sysconfig

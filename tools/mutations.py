@@ -76,6 +76,9 @@ MUTATIONS = [
     ("dropout by local row", "ops/context.rs",
      "            let view = GlobalIndices::contiguous((token * width) as u64, at.len());", "            let _ = token;\n"
      "            let view = GlobalIndices::contiguous(at.start as u64, at.len());", "plan_independence"),
+    ("the last columns of heads rotated", "ops/attention.rs", "None => (0, Pairing::Half),",
+     "None => (head_dim - rotary_dim, Pairing::Half),", "partial_rotary"),
+    ("whole heads rotated", LOWER + "sizes.rs", ".or(model.attention.rotary_dim)", ".or(None)", "partial_rotary"),
     ("attention dropout by local head", "ops/attention.rs",
      "head_offset: first_head as u64,", "head_offset: first_head as u64 * 0,", "plan_independence"),
     ("no dropout in the backward pass", LOWER + "half.rs", "        let mut dsum = dy;\n        if self.dropout {",

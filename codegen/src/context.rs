@@ -296,6 +296,7 @@ fn model(model: &ModelSpec, sizes: &Sizes) -> Value {
         "heads": model.attention.heads,
         "kv_heads": model.attention.kv_heads,
         "head_dim": sizes.head_dim,
+        "rotary_dim": model.attention.rotary_dim,
         "ffn": model.mlp.ffn,
         "norm_eps": float(model.numerics.norm_eps),
         "embedding_scale": float(model.numerics.embedding_scale),

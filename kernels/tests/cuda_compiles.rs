@@ -139,9 +139,10 @@ fn shapes(source: Source) -> Vec<Shape> {
                 pairing: Pairing::Interleaved,
                 ..half
             };
-            each(storages, [half, latent], |storage, rope| {
+            let quarter = Rope { rotary_dim: 32, ..half };
+            each(storages, [half, latent, quarter], |storage, rope| {
                 let stride = rope.heads * rope.head_dim;
-                let module = rope::cuda::module(storage, &rope, stride, storage.pack(32));
+                let module = rope::cuda::module(storage, &rope, stride, storage.pack(16));
                 let floors = vec![("rope_rotate", rope::cuda::floor(&rope, storage))];
                 shape(
                     format!("{:?}, {} of {}", rope.pairing, rope.rotary_dim, rope.head_dim),

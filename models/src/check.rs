@@ -211,6 +211,15 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
     checks.that(turns, "inputs.model.numerics.rope_theta", theta, "above 1, with rope, for yarn");
     let name = "inputs.model.numerics.yarn.original_positions";
     checks.that(positions > 0, name, positions, "1 or more");
+    let (head_dim, rotary) = (model.attention.head_dim, model.attention.rotary_dim);
+    let part = |width: u64| width > 0 && width.is_multiple_of(2) && width < head_dim;
+    let whole_heads = model.attention.mla.is_none() && model.positions == Positions::Rope;
+    checks.that(
+        rotary.is_none_or(|width| part(width) && whole_heads),
+        "inputs.model.attention.rotary_dim",
+        rotary.unwrap_or(head_dim),
+        format!("with rope and without mla, an even number below head_dim ({head_dim})"),
+    );
     let norms = model.norm.per_layer;
     checks.that([2, 4].contains(&norms), "inputs.model.norm.per_layer", norms, "2 or 4");
     let tokens = window.map_or(1, |window| window.tokens);

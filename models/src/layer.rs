@@ -244,8 +244,9 @@ pub struct Streams {
 /// function. Sorting tokens by expert is left out: it depends on the software.
 ///
 /// Bytes per element: a norm reads and writes `2e`, backward `3e` (input and gradient in, one out);
-/// a residual add `3e` either way (backward adds the branches' gradients); RoPE `2e` either way; a
-/// gated activation `3e` forward and `5e` backward, a plain one `2e` and `3e`.
+/// a residual add `3e` either way (backward adds the branches' gradients); RoPE `2e` either way, of
+/// the columns that it rotates in place; a gated activation `3e` forward and `5e` backward, a plain
+/// one `2e` and `3e`.
 pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) -> Streams {
     let e = dtype.storage_bytes();
     let resident = split.resident_tokens(model) as f64;
@@ -253,7 +254,8 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
     let hidden = resident * model.hidden as f64;
     let mask = if model.dropout > 0.0 { 1.0 } else { 0.0 };
     let heads = LocalHeads::new(model, split.tp);
-    let rope = tokens * (heads.q_width() + heads.kv_heads * heads.qk_dim) as f64 * 2.0 * e;
+    let rotated = model.attention.rotary_dim.unwrap_or(heads.qk_dim);
+    let rope = tokens * ((heads.heads + heads.kv_heads) * rotated) as f64 * 2.0 * e;
     let mut out = Streams::default();
     for _ in 0..model.norm.per_layer {
         out.forward.push(hidden * 2.0 * e);

@@ -4,7 +4,7 @@ use models::decisions::{Dtype, Recompute};
 use models::input::Source;
 use models::layer::{Gemm, Split, core_flops, expert_gemms, forward_flops, fullest_expert_gemms};
 use models::layer::{attention_gemms, dense_gemms, separate_attention_gemms, separate_dense_gemms};
-use models::layer::{routed_elements, saved_bytes, worst_imbalance};
+use models::layer::{routed_elements, saved_bytes, streams, worst_imbalance};
 use models::model::{ModelSpec, read, shipped};
 
 /// Four layers, 64 wide, 8 heads of 8, an SwiGLU of 176, 512 words, 64 tokens.
@@ -121,4 +121,26 @@ fn separate_products_do_the_same_work() {
             assert_eq!(apart.len(), if name == "gpt_1.7b" { 2 } else { 3 }, "{name}");
         }
     }
+}
+
+/// A kernel reads and writes in place what it rotates: here two columns of eight.
+#[test]
+fn rotation_moves_the_rotated_columns() {
+    let split = Split {
+        tp: 1,
+        cp: 1,
+        cp_ulysses: 1,
+        ep: 1,
+        etp: 1,
+        sequence_parallel: false,
+        micro_batch: 1,
+    };
+    let moved = |model: &ModelSpec| {
+        let streams = streams(model, model.layer_kind(0), &split, Dtype::F32);
+        streams.forward.iter().sum::<f64>() + streams.backward.iter().sum::<f64>()
+    };
+    // Six columns of queries and of keys, 64 tokens, eight heads, there and back, forward and
+    // backward, four bytes.
+    let left_out = f64::from(6 * 2 * 64 * 8 * 2 * 2 * 4);
+    assert_eq!(moved(&small("")) - moved(&small("rotary_dim: 2\n")), left_out);
 }

@@ -57,6 +57,23 @@ fn cases() -> Vec<Case> {
             "valid: 1, 2, 4, 8",
         ),
         case("head_dim: 7", 7, 11, "`head_dim` makes rotary heads 7 wide", "an even width"),
+        case("rotary_dim: 3", 7, 13, "`rotary_dim` cannot be 3", "an even number up to 8"),
+        case("rotary_dim: 10", 7, 13, "`rotary_dim` cannot be 10", "up to 8, the width of a head"),
+        case("rotary_dim: 0", 7, 13, "`rotary_dim` cannot be 0", "positions: learned"),
+        case(
+            "positions: learned\nrotary_dim: 4",
+            8,
+            13,
+            "`rotary_dim` cannot be 4",
+            "valid with positions: rope",
+        ),
+        case(
+            "rotary_dim: 4\nmla: { kv_rank: 8, rope_dim: 4, value_dim: 8 }",
+            7,
+            13,
+            "`rotary_dim` cannot be 4",
+            "mla's `rope_dim`",
+        ),
         case("dropout: 1", 7, 10, "`dropout` cannot be 1", "valid: 0 up to"),
         case("dropout: .nan", 7, 10, "`dropout` cannot be `.nan`", "a finite number"),
         case("bias: perhaps", 7, 7, "`bias` cannot be `perhaps`", "true or false"),
@@ -143,6 +160,13 @@ fn cases() -> Vec<Case> {
             "supported: llama, mistral",
         ),
         text(
+            "{\"model_type\": \"glm4\"}",
+            1,
+            16,
+            "its RoPE turns neighbouring columns",
+            "supported: llama, mistral",
+        ),
+        text(
             "{\n\t\"model_type\": \"llama\",\n\t\"num_hidden_layers\": \"x\"\n}",
             3,
             23,
@@ -225,9 +249,11 @@ fn the_documented_keys_all_work() {
         |line: &&str| line.split_whitespace().next().is_some_and(|word| word.ends_with(':'));
     let opened = |line| str::strip_prefix(line, "# ").filter(is_key).unwrap_or(line);
     let text: Vec<&str> = source.text().lines().map(opened).collect();
-    // With latent attention there are no fewer key/value heads than query heads.
-    let spec = model(&text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 "))
-        .unwrap_or_else(|error| panic!("{error}"));
+    // With latent attention there are no fewer key/value heads than query heads, and it has a
+    // rotated part of its own.
+    let text = text.join("\n").replace("kv_heads: 8 ", "kv_heads: 64 ");
+    let text = text.replace("rotary_dim: 32 ", "# rotary_dim: 32 ");
+    let spec = model(&text).unwrap_or_else(|error| panic!("{error}"));
     assert!(spec.attention.mla.is_some() && spec.attention.window.is_some() && spec.moe.is_some());
     assert_eq!((spec.attention.soft_cap, spec.final_soft_cap), (Some(50.0), Some(30.0)));
 }
@@ -309,12 +335,39 @@ fn hugging_face_configurations_that_a_spec_cannot_say() {
         ),
         ("qwen3_moe", format!("{experts}\"mlp_only_layers\": [1]"), "`mlp_only_layers`"),
         ("gemma2", "\"layer_types\": [\"full_attention\", \"x\"]".to_owned(), "`layer_types`"),
+        (
+            "llama",
+            "\"partial_rotary_factor\": 0.4".to_owned(),
+            "`partial_rotary_factor` cannot be 0.4",
+        ),
+        (
+            "stablelm",
+            "\"partial_rotary_factor\": 1.5".to_owned(),
+            "`partial_rotary_factor` cannot be 1.5",
+        ),
     ];
     for (model_type, keys, says) in cases {
         let error = config(model_type, &keys).expect_err(&keys);
         assert!(error.message.contains(says) && error.help.is_some(), "{error}");
         assert_eq!(error.place.as_ref().map(|place| place.line), Some(2), "{error}");
     }
+}
+
+/// Of heads of 8 columns, unless the class or the file has others; rounded down.
+#[test]
+fn hugging_face_parts_of_heads_that_are_rotated() {
+    let rotated = |model_type: &str, keys: &str| {
+        let spec = config(model_type, keys).unwrap_or_else(|error| panic!("{keys}: {error}"));
+        assert_eq!(spec.numerics.unknown, [""; 0], "{keys}");
+        spec.attention.rotary_dim
+    };
+    assert_eq!(rotated("llama", ""), None);
+    assert_eq!(rotated("stablelm", ""), Some(2));
+    assert_eq!(rotated("stablelm", "\"partial_rotary_factor\": 1.0"), None);
+    let half = "\"partial_rotary_factor\": 0.5";
+    assert_eq!(rotated("llama", half), Some(4));
+    assert_eq!(rotated("qwen3", half), Some(64));
+    assert_eq!(rotated("llama", &format!("{half}, \"head_dim\": 5")), Some(2));
 }
 
 /// Keys that change the mathematics are named; no key is ignored silently.
@@ -329,11 +382,13 @@ fn hugging_face_keys_are_read_or_named() {
         (warnings(&source, &spec), spec.numerics.unknown)
     };
     for (keys, unknown) in [
-        ("\"partial_rotary_factor\": 0.5", "partial_rotary_factor"),
         ("\"quantization_config\": {\"bits\": 4}", "quantization_config"),
         ("\"rope_scaling\": {\"factor\": 8.0}", "rope_scaling"),
         ("\"add_cross_attention\": true", "add_cross_attention"),
-        ("\"rope_interleave\": false", "rope_interleave: false"),
+        ("\"rope_interleave\": true", "rope_interleave: true"),
+        ("\"qk_layernorm\": true", "qk_layernorm"),
+        ("\"use_parallel_residual\": true", "use_parallel_residual"),
+        ("\"hidden_dropout\": 0.1", "hidden_dropout"),
         ("\"router_jitter_noise\": 0.1", "router_jitter_noise"),
     ] {
         let (said, found) = told(keys);
@@ -344,7 +399,7 @@ fn hugging_face_keys_are_read_or_named() {
         );
     }
     let harmless = "\"partial_rotary_factor\": 1.0, \"quantization_config\": null, \"rope_scaling\": null, \
-                    \"rope_interleave\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
+                    \"rope_interleave\": false, \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.57.0\", \
                     \"architectures\": [\"LlamaForCausalLM\"], \"use_cache\": true, \"bos_token_id\": 1";
     assert_eq!(told(harmless), (vec![], vec![]));
     let (said, unknown) = told("\"clip_qkv\": 8,\n\"rope_thetaa\": 5e5");

@@ -2,7 +2,7 @@
 
 use models::input::Source;
 use models::model::{
-    Gelu, LayerKind, ModelSpec, Numerics, Router, params, read, shipped, shipped_names,
+    Gelu, LayerKind, ModelSpec, NormKind, Numerics, Router, params, read, shipped, shipped_names,
 };
 
 const DENSE: LayerKind = LayerKind { moe: false, windowed: false };
@@ -122,6 +122,7 @@ fn counts_equal_the_tensors_of_small_checkpoints() {
         ("mixtral_aux", 428_608),
         ("qwen2", 230_720),
         ("qwen3_moe", 280_832),
+        ("stablelm", 29_440),
     ];
     for (case, elements) in expected {
         assert_eq!(params::total(&hugging_face(case)), elements, "{case}");
@@ -226,6 +227,17 @@ fn configured(model_type: &str, more: &str) -> Numerics {
          \"max_position_embeddings\": 32}}"
     );
     read(&Source::from_bytes("config.json", text.into_bytes()).unwrap()).unwrap().numerics
+}
+
+#[test]
+fn stablelm_has_norms_with_biases_alone() {
+    let spec = hugging_face("stablelm");
+    assert_eq!((spec.norm.kind, spec.numerics.norm_eps), (NormKind::LayerNorm, 1e-5));
+    let attention = &spec.attention;
+    assert!(!attention.qkv_bias && !attention.out_bias && !spec.mlp.bias);
+    assert_eq!((attention.head_dim, attention.rotary_dim), (8, Some(6)));
+    let text = "\"use_qkv_bias\": true, \"layer_norm_eps\": 1e-6,";
+    assert_eq!(configured("stablelm", text).norm_eps, 1e-6);
 }
 
 /// Non-default constants of the shipped files.

@@ -23,7 +23,7 @@ macro_rules! one_rank {
     )+};
 }
 
-one_rank!(llama_gqa, llama_tied, gpt2, qwen2, gemma2);
+one_rank!(llama_gqa, llama_tied, gpt2, qwen2, gemma2, stablelm);
 
 /// All 20 steps and the final weights, under splits of every kind.
 #[test]
@@ -42,7 +42,7 @@ fn twenty_steps_on_many_ranks() {
         Split { tp: 4, dp: 4, micro_batch: 2, recompute: Recompute::Selective, ..Split::default() },
         Split { pp: 4, micro_batch: 1, schedule: ScheduleName::GPipe, ..Split::default() },
     ];
-    for case in ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"] {
+    for case in ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "stablelm"] {
         for split in &splits {
             check(case, &train::<f32>(case, split, 20));
         }
@@ -94,7 +94,7 @@ fn outputs<T: Scalar>(case: &str, split: &Split) -> (Vec<f64>, Vec<f64>) {
 
 #[test]
 fn logits_and_losses_of_every_token() {
-    for case in ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2"] {
+    for case in ["llama_gqa", "llama_tied", "gpt2", "qwen2", "gemma2", "stablelm"] {
         let file = TensorFile::open(&golden(case).join("outputs.safetensors")).unwrap();
         let cap = model(case).final_soft_cap;
         for tp in [1, 2, 4] {

@@ -36,7 +36,7 @@ fn train_gpu<S: Number + Stored>(case: &str, split: &Split, steps: usize) -> Run
 
 #[test]
 fn golden_cases_in_f32() {
-    for case in ["llama_gqa", "gpt2"] {
+    for case in ["llama_gqa", "gpt2", "stablelm"] {
         check(case, &train_gpu::<f32>(case, &Split::default(), 1));
     }
 }

@@ -17,7 +17,7 @@ use std::process::Command;
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Name, golden case, number of GPUs, and pinned settings.
-const PROGRAMS: [(&str, &str, u64, &[&str]); 11] = [
+const PROGRAMS: [(&str, &str, u64, &[&str]); 12] = [
     (
         "llama_gqa_tp2_pp2_dp2",
         "llama_gqa",
@@ -102,6 +102,12 @@ const PROGRAMS: [(&str, &str, u64, &[&str]); 11] = [
         "llama_gqa",
         4,
         &["tp=1", "pp=1", "cp=2", "cp_style=zigzag", "zero_stage=3", "dp_shard=4", "micro_batch=2"],
+    ),
+    (
+        "stablelm_tp2",
+        "stablelm",
+        2,
+        &["tp=2", "pp=1", "cp=1", "zero_stage=0", "micro_batch=2", "sequence_parallel=true"],
     ),
     (
         "qwen3_moe_tp2_ep4",

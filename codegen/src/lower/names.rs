@@ -1,13 +1,13 @@
 //! Names of tensors in Hugging Face checkpoints.
 
-use models::model::{ExpertTensors, ModelSpec, NormKind};
+use models::model::{ExpertTensors, ModelSpec, NormKind, Positions};
 
 /// Tensor names of one family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorNames {
-    /// GPT-2's: LayerNorm models.
+    /// GPT-2's: LayerNorm and learned positions.
     Gpt2,
-    /// Llama's, which Mistral, Qwen and Gemma share: RMSNorm models.
+    /// Llama's, which Mistral, Qwen, Gemma and StableLM share: all others.
     Llama,
 }
 
@@ -33,9 +33,9 @@ pub struct LatentNames {
 impl TensorNames {
     /// The family of a model.
     pub fn of(model: &ModelSpec) -> Self {
-        match model.norm.kind {
-            NormKind::LayerNorm => Self::Gpt2,
-            NormKind::RmsNorm => Self::Llama,
+        match (model.norm.kind, model.positions) {
+            (NormKind::LayerNorm, Positions::Learned { .. }) => Self::Gpt2,
+            _ => Self::Llama,
         }
     }
 

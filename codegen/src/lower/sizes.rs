@@ -105,7 +105,10 @@ impl Sizes {
             hidden: model.hidden,
             head_dim: local.qk_dim,
             value_dim: local.v_dim,
-            rotary_dim: mla.map_or(local.qk_dim, |mla| mla.rope_dim),
+            rotary_dim: mla
+                .map(|mla| mla.rope_dim)
+                .or(model.attention.rotary_dim)
+                .unwrap_or(local.qk_dim),
             latents: mla.map_or([0; 2], |mla| [mla.q_rank.unwrap_or(0), mla.kv_rank]),
             heads: [model.attention.heads, model.attention.heads / tp],
             kv_heads: [model.attention.kv_heads, local.kv_heads],

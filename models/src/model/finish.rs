@@ -183,10 +183,12 @@ fn attention(check: &Checker<'_>, raw: &RawModel, hidden: u64) -> Result<Attenti
     let heads = check.count("heads", &raw.heads, MAX_HEADS)?;
     let mla = raw.mla.as_ref().map(|mla| latent(check, mla)).transpose()?;
     let bias = or(&raw.bias, false);
+    let head_dim = head_dim(check, raw, hidden, heads)?;
     let attention = Attention {
         heads,
         kv_heads: kv_heads(check, raw, heads)?,
-        head_dim: head_dim(check, raw, hidden, heads)?,
+        head_dim,
+        rotary_dim: rotary_dim(check, raw, head_dim)?,
         mla,
         qkv_bias: or(&raw.qkv_bias, bias),
         out_bias: or(&raw.out_bias, bias),
@@ -236,6 +238,29 @@ fn head_dim(
     Ok(hidden / heads)
 }
 
+/// Rotated columns of a head, unless they are all.
+fn rotary_dim(
+    check: &Checker<'_>,
+    raw: &RawModel,
+    head_dim: u64,
+) -> Result<Option<u64>, InputError> {
+    let Some(given) = &raw.rotary_dim else { return Ok(None) };
+    let refused = |valid: &str| Err(check.refuse("rotary_dim", given, valid));
+    if raw.mla.is_some() {
+        return refused("valid with mla: leave it out; mla's `rope_dim` is what is rotated");
+    }
+    if or(&raw.positions, RawPositions::Rope) != RawPositions::Rope {
+        return refused("valid with positions: rope");
+    }
+    match given.value {
+        0 => refused("valid: 2 or more; without rotation, positions: learned"),
+        width if width % 2 != 0 || width > head_dim => {
+            refused(&format!("valid: an even number up to {head_dim}, the width of a head"))
+        }
+        width => Ok((width < head_dim).then_some(width)),
+    }
+}
+
 /// RoPE turns pairs of elements, so the width it works on is even.
 fn rotates_pairs(
     check: &Checker<'_>,
@@ -248,7 +273,7 @@ fn rotates_pairs(
         (None, Some(given)) => (attention.head_dim, given, "head_dim"),
         (None, None) => (attention.head_dim, &raw.heads, "heads"),
     };
-    if rope && width % 2 != 0 {
+    if rope && attention.rotary_dim.is_none() && width % 2 != 0 {
         let message =
             format!("{} makes rotary heads {width} wide, an odd number", check.key(name, at));
         return Err(check.error(at, message).help("valid: an even width, or positions: learned"));

@@ -16,7 +16,7 @@ use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, NormKind, Router};
 use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
-const SUPPORTED: [&str; 10] = [
+const SUPPORTED: [&str; 11] = [
     "llama",
     "mistral",
     "qwen2",
@@ -27,7 +27,12 @@ const SUPPORTED: [&str; 10] = [
     "deepseek_v3",
     "gpt2",
     "gpt_oss",
+    "stablelm",
 ];
+
+/// Others whose RoPE turns pairs of neighbouring columns, which only latent attention does here.
+const INTERLEAVED: [&str; 9] =
+    ["glm", "glm4", "gptj", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "helium"];
 
 /// A value that may be missing (use the class's default) or null (switched off).
 type OrNull<T> = Option<Maybe<T>>;
@@ -103,6 +108,11 @@ pub(super) struct HfConfig {
     rope_theta: Maybe<f64>,
     query_pre_attn_scalar: Maybe<f64>,
     partial_rotary_factor: Maybe<f64>,
+    layer_norm_eps: Maybe<f64>,
+    hidden_dropout: Maybe<f64>,
+    use_qkv_bias: Maybe<bool>,
+    qk_layernorm: Maybe<bool>,
+    use_parallel_residual: Maybe<bool>,
     rope_interleave: Maybe<bool>,
     #[serde(default, deserialize_with = "or_null")]
     rope_scaling: OrNullStruct<RopeScaling>,
@@ -316,7 +326,7 @@ fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 /// Unsupported `model_type`, missing keys, and shapes that [`super::ModelSpec`] cannot say.
 pub(super) fn raw_model(source: &Source, config: &HfConfig) -> Result<RawModel, InputError> {
     let reader = Reader { source, config };
-    match config.model_type.value.as_str() {
+    let raw = match config.model_type.value.as_str() {
         "llama" => reader.llama(),
         "mistral" => reader.mistral(),
         "qwen2" => reader.qwen2(),
@@ -327,8 +337,10 @@ pub(super) fn raw_model(source: &Source, config: &HfConfig) -> Result<RawModel, 
         "deepseek_v3" => reader.deepseek_v3(),
         "gpt2" => reader.gpt2(),
         "gpt_oss" => reader.gpt_oss(),
+        "stablelm" => reader.stablelm(),
         other => Err(reader.unsupported(other)),
-    }
+    }?;
+    Ok(RawModel { rotary_dim: reader.rotary_dim(&raw)?, ..raw })
 }
 
 struct Reader<'a> {
@@ -341,14 +353,14 @@ impl Reader<'_> {
         let nearest = nearest(model_type, &SUPPORTED)
             .map(|best| format!("did you mean `{best}`? "))
             .unwrap_or_default();
-        self.error(
-            &self.config.model_type,
-            "`model_type` is not a supported architecture".to_owned(),
-        )
-        .help(format!(
-            "{nearest}supported: {}; or describe the model in our YAML",
-            SUPPORTED.join(", ")
-        ))
+        let supported = SUPPORTED.join(", ");
+        let (why, instead) = match INTERLEAVED.contains(&model_type) {
+            true => (": its RoPE turns neighbouring columns", ""),
+            false => ("", "; or describe the model in our YAML"),
+        };
+        let message = format!("`model_type` is not a supported architecture{why}");
+        self.error(&self.config.model_type, message)
+            .help(format!("{nearest}supported: {supported}{instead}"))
     }
 
     fn error<T>(&self, at: &Spanned<T>, message: String) -> InputError {
@@ -545,6 +557,47 @@ impl Reader<'_> {
         })
     }
 
+    /// LayerNorm without biases on matrices; a quarter of each head is rotated.
+    fn stablelm(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        Ok(RawModel {
+            norm: implied(NormKind::LayerNorm),
+            qkv_bias: config.use_qkv_bias.clone(),
+            out_bias: None,
+            norm_eps: config.layer_norm_eps.clone().or_else(|| implied(1e-5)),
+            ..self.llama_like(false)?
+        })
+    }
+
+    /// Rotated columns of a head: of its width the given part, which classes round down.
+    fn rotary_dim(&self, raw: &RawModel) -> Result<Maybe<u64>, InputError> {
+        let default = implied(0.25).filter(|_| self.is("stablelm"));
+        let factor = self.config.partial_rotary_factor.clone().or(default);
+        let Some(factor) = factor.filter(|_| self.rotates_heads()) else { return Ok(None) };
+        let shared_out = || raw.hidden.value.checked_div(raw.heads.value);
+        let head_dim = raw.head_dim.as_ref().map(|width| width.value).or_else(shared_out);
+        // Without a width of heads the model is refused for that.
+        let Some(head_dim) = head_dim else { return Ok(None) };
+        let rotated = (head_dim as f64 * factor.value) as u64;
+        let is_part = factor.value > 0.0 && factor.value <= 1.0;
+        if is_part && rotated > 0 && rotated.is_multiple_of(2) {
+            return Ok(Some(Spanned::new(rotated, factor.referenced, factor.defined)));
+        }
+        let message = format!("`partial_rotary_factor` cannot be {}", factor.value);
+        Err(self.error(&factor, message).help(format!(
+            "valid: above 0, up to 1, so that an even number of a head's {head_dim} columns turns"
+        )))
+    }
+
+    fn is(&self, model_type: &str) -> bool {
+        self.config.model_type.value == model_type
+    }
+
+    /// Whether RoPE turns heads, and not a part beside them, or none.
+    fn rotates_heads(&self) -> bool {
+        !self.is("deepseek_v3") && !self.is("gpt2")
+    }
+
     /// The scaling of RoPE's frequencies, if it is YaRN as in the paper.
     fn yarn(&self) -> Option<RawYarn> {
         let scaling = self.config.rope_scaling.as_ref()?.as_ref()?;
@@ -646,21 +699,25 @@ impl Reader<'_> {
     fn unknown(&self) -> Vec<String> {
         let config = self.config;
         let is = |flag: &Maybe<bool>, value: bool| flag.as_ref().is_some_and(|f| f.value == value);
+        let is_number =
+            |given: &Maybe<f64>, usual: f64| given.as_ref().is_none_or(|x| x.value == usual);
+        let rotates_heads = self.rotates_heads();
         let known = [
             (
                 "rope_scaling",
                 matches!(config.rope_scaling, None | Some(None)) || self.yarn().is_some(),
             ),
             ("rope_parameters", config.rope_parameters.is_none()),
-            ("rope_interleave: false", !is(&config.rope_interleave, false)),
+            ("rope_interleave: false", !is(&config.rope_interleave, false) || rotates_heads),
+            ("rope_interleave: true", !is(&config.rope_interleave, true) || !rotates_heads),
             (
                 "partial_rotary_factor",
-                config.partial_rotary_factor.as_ref().is_none_or(|factor| factor.value == 1.0),
+                is_number(&config.partial_rotary_factor, 1.0) || rotates_heads,
             ),
-            (
-                "router_jitter_noise",
-                config.router_jitter_noise.as_ref().is_none_or(|noise| noise.value == 0.0),
-            ),
+            ("qk_layernorm", !is(&config.qk_layernorm, true)),
+            ("use_parallel_residual", !is(&config.use_parallel_residual, true)),
+            ("hidden_dropout", is_number(&config.hidden_dropout, 0.0)),
+            ("router_jitter_noise", is_number(&config.router_jitter_noise, 0.0)),
             ("quantization_config", config.quantization_config.is_none()),
             ("add_cross_attention", !is(&config.add_cross_attention, true)),
             ("is_encoder_decoder", !is(&config.is_encoder_decoder, true)),

@@ -122,6 +122,10 @@ pub struct Attention {
     pub kv_heads: u64,
     /// Width of one query/key head (for MLA: without the RoPE part).
     pub head_dim: u64,
+    /// Columns of a head that RoPE rotates, its first ones in pairs of halves, where it does not
+    /// rotate all (GPT-NeoX, StableLM). Latent attention has [`Mla::rope_dim`] instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_dim: Option<u64>,
     /// Multi-head latent attention, where used (DeepSeek-V3).
     pub mla: Option<Mla>,
     /// Bias on Q, K and V projections.

@@ -137,6 +137,12 @@ fn forgeries_are_refused() {
             json!(1e300),
             "inputs.model.numerics.embedding_scale",
         ),
+        (
+            &dense,
+            "/inputs/model/attention/rotary_dim",
+            json!(33),
+            "inputs.model.attention.rotary_dim",
+        ),
         (&dense, "/inputs/model/dropout", json!(1.5), "inputs.model.dropout"),
         (&dense, "/inputs/model/final_soft_cap", json!(-3.0), "inputs.model.final_soft_cap"),
         (&mixture, "/decisions/capacity_factor", json!(1.5), "decisions.capacity_factor"),

@@ -222,22 +222,19 @@ fn what_a_model_file_asks_for_in_vain_is_said() {
         "config.json",
         b"{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4,\n\
           \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 64,\n\
-          \"partial_rotary_factor\": 0.5, \"mystery\": 1, \"use_cache\": true}",
+          \"router_jitter_noise\": 0.5, \"mystery\": 1, \"use_cache\": true}",
     );
     let to = scratch("plan.yaml");
     let words =
         format!("--cluster laptop --gpus 1 --global-batch 4 --model {path} -o {}", to.display());
     let run = plan(&words);
     assert_eq!(run.code, 0, "{run:?}");
-    for says in ["warning: ", "`mystery` (line 3)", "partial_rotary_factor"] {
+    for says in ["warning: ", "`mystery` (line 3)", "router_jitter_noise"] {
         assert!(run.err.contains(says), "no `{says}` in {run:?}");
     }
     assert!(!run.err.contains("use_cache"), "{run:?}");
     let trainer = to.with_file_name("trainer");
-    refused(
-        &with_path(&format!("generate {} -o", to.display()), &trainer),
-        "partial_rotary_factor",
-    );
+    refused(&with_path(&format!("generate {} -o", to.display()), &trainer), "router_jitter_noise");
 }
 
 /// A cluster whose figures are possible one by one, and exceed its peak together.

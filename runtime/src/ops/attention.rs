@@ -21,7 +21,7 @@ pub struct Attention {
     /// Columns of a query or key head.
     pub head_dim: usize,
     /// What latent attention's heads have of their own; `None`: values are as wide as keys, and
-    /// whole heads are rotated.
+    /// heads are rotated in pairs of halves, from their first column on.
     pub latent: Option<Latent>,
     /// Factor of the scores.
     pub scale: f64,
@@ -100,21 +100,18 @@ impl Attention {
         ctx.device.rope_backward(&rope, ctx.batch.rope.view(), dx.view_mut());
     }
 
+    /// As many columns of a head are rotated as the table has cosines and sines.
     fn rope<D: Device>(&self, ctx: &Context<'_, D>, x: &Buffer<D>) -> Rope {
         let tokens = ctx.tokens();
-        let columns = x.len() / tokens;
-        let Some(Latent { rotary, .. }) = self.latent else {
-            return Rope::half(tokens, columns / self.head_dim, self.head_dim);
+        let (columns, rotary_dim) = (x.len() / tokens, ctx.batch.rope.len() / tokens);
+        let shared = self.latent.is_some() && columns == rotary_dim;
+        let head_dim = if shared { rotary_dim } else { self.head_dim };
+        let (rotary_start, pairing) = match self.latent {
+            Some(_) => (head_dim - rotary_dim, Pairing::Interleaved),
+            None => (0, Pairing::Half),
         };
-        let head_dim = if columns == rotary { rotary } else { self.head_dim };
-        Rope {
-            tokens,
-            heads: columns / head_dim,
-            head_dim,
-            rotary_start: head_dim - rotary,
-            rotary_dim: rotary,
-            pairing: Pairing::Interleaved,
-        }
+        let heads = columns / head_dim;
+        Rope { tokens, heads, head_dim, rotary_start, rotary_dim, pairing }
     }
 
     #[track_caller]

@@ -29,7 +29,7 @@ pub fn rope(gpu: &Gpu) {
 
 fn rope_in<S: Stored>(gpu: &Gpu) {
     let cpu = Cpu::serial();
-    for (head_dim, start, dim) in [(32, 0, 32), (40, 8, 32), (12, 2, 6)] {
+    for (head_dim, start, dim) in [(32, 0, 32), (64, 0, 16), (40, 8, 32), (12, 2, 6)] {
         let (gtable, table) = table(gpu, &POSITIONS, dim);
         for pairing in [Pairing::Half, Pairing::Interleaved] {
             let (tokens, heads) = (5, 3);
