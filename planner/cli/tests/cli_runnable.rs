@@ -66,3 +66,23 @@ fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.err.contains("model.mla") && run.err.contains("model.sinks"), "{run:?}");
 }
+
+/// A plan in a format that the trainer does not have, whose sequences it cannot cut, is refused for
+/// both at once.
+#[test]
+fn generate_names_every_reason_at_once() {
+    let (file, trainer) = (scratch("reasons.yaml"), scratch("reasons-trainer"));
+    let (path, words) = (file.display(), "--set cp=2 --set cp_style=zigzag --set tp=1 --set pp=1");
+    let planned =
+        plan(&format!("--model llama8b --gpus 8 --seq-len 4098 --set dtype=fp8 {words} -o {path}"));
+    assert_eq!(planned.code, 0, "{planned:?}");
+    let run = plan(&format!("generate {path} -o {}", trainer.display()));
+    assert_eq!(run.code, 2, "{run:?}");
+    for reason in [
+        "dtype cannot be fp8 in training yet; valid: f32, f64, bf16",
+        "cp cannot be 2 in training yet; valid: a degree that cuts a sequence's 4098 tokens",
+    ] {
+        assert!(run.err.contains(reason), "no `{reason}` in {run:?}");
+    }
+    assert!(run.out.is_empty() && !trainer.exists(), "{run:?}");
+}
