@@ -1,6 +1,6 @@
 //! What context- and tensor-parallel ranks send to one another.
 
-use super::run::{F32, RUNS, Ran, STEPS, handed, sent_in_rings, sizes};
+use super::run::{F32, RUNS, Ran, STEPS, handed, number, sent_in_rings, sizes};
 use models::decisions::CpStyle;
 use models::formulas::communication::{
     LOSS_STATISTICS, REDUCTIONS_A_PASS, all_gather_volume, all_reduce_volume,
@@ -48,11 +48,7 @@ fn tensor_parallel_ranks_send_what_was_planned() {
         for rank in &run.ranks {
             let found = sent_in_rings(rank, "tp", tp);
             let planned = planned_in_tensor_groups(run, rank, tp);
-            // Replicas that share state sum partial gradients of their pieces alone.
-            let fewer =
-                if run.program.zero_stage > 0 { STEPS * partial_gradients(rank) } else { 0.0 };
-            let least = planned - all_reduce_volume(fewer, tp);
-            assert!((least..=planned).contains(&found), "{} rank {}", run.what, rank["rank"]);
+            assert_eq!(found, planned, "{} rank {}", run.what, rank["rank"]);
         }
     }
 }
@@ -87,20 +83,48 @@ fn planned_in_tensor_groups(run: &Ran, rank: &Value, tp: f64) -> f64 {
         let parts = parts / F32 / run.micro_batches();
         micro_batch += all_gather_volume(parts * tp, tp);
     }
-    let step = all_reduce_volume(partial_gradients(rank) + 8.0, tp);
+    let step = all_reduce_volume(partial_gradients(run, rank) + 8.0, tp);
     run.micro_batches() * micro_batch * F32 + STEPS * step
 }
 
-/// Bytes of the whole tensors whose gradients are partial sums.
-fn partial_gradients(rank: &Value) -> f64 {
-    let partial = rank["tensors"].as_array().expect("a list").iter();
-    let partial = partial.filter(|piece| piece["partial_gradient"] == true);
+/// Bytes of the whole tensors whose gradients are partial sums, of which a rank updates a part: all
+/// that it holds, or what its pieces of units cut through.
+fn partial_gradients(run: &Ran, rank: &Value) -> f64 {
+    let ways = if run.program.zero_stage > 0 { run.sharing() } else { 1 };
+    let [cp, dp] = ["cp", "dp"].map(|axis| number(&rank["at"][axis]));
+    let member = (dp * run.program.mesh.cp + cp) % ways;
+    let tensors = rank["tensors"].as_array().expect("a list");
     let mut whole: BTreeMap<&str, u64> = BTreeMap::new();
-    for piece in partial {
-        let name = piece["name"].as_str().expect("a name");
-        whole.insert(name, sizes(&piece["global_shape"]).iter().product());
+    for unit in tensors.chunk_by(|one, next| unit_of(one) == unit_of(next)) {
+        let piece = unit.iter().map(elements).sum::<u64>().div_ceil(ways);
+        let own = member * piece..(member + 1) * piece;
+        let mut begin = 0;
+        for tensor in unit {
+            let end = begin + elements(tensor);
+            if tensor["partial_gradient"] == true && begin < own.end && own.start < end {
+                whole.insert(name(tensor), sizes(&tensor["global_shape"]).iter().product());
+            }
+            begin = end;
+        }
     }
     whole.values().sum::<u64>() as f64 * F32
+}
+
+fn name(tensor: &Value) -> &str {
+    tensor["name"].as_str().expect("a name")
+}
+
+/// The layer of a tensor; tables, and the norm behind the last layer, are units of their own.
+fn unit_of(tensor: &Value) -> &str {
+    let layer = name(tensor).split_once("layers.").and_then(|(_, rest)| rest.split('.').next());
+    layer.unwrap_or(name(tensor))
+}
+
+/// Elements that a rank holds of a tensor, padding included.
+fn elements(tensor: &Value) -> u64 {
+    let mut shape = sizes(&tensor["local_shape"]);
+    shape[0] += number(&tensor["padding_rows"]);
+    shape.iter().product()
 }
 
 /// Elements of a micro-batch in stages that hold the embedding and the output layer.
