@@ -233,8 +233,8 @@ impl StageLayout {
         }
     }
 
-    /// Whether one pipeline rank holds the first and the last of all `stages`, and so one tied table
-    /// for both. With two copies of each stage, every stage has a table of its own.
+    /// Whether one pipeline rank holds the first and the last of all `stages`, and so one tied
+    /// table for both. With two copies of each stage, every stage has a table of its own.
     pub fn ends_meet(self, ranks: usize, stages: usize) -> bool {
         self.copies() == 1 && self.rank_of(ranks, stages.saturating_sub(1)) == 0
     }

@@ -96,6 +96,6 @@ pub const PLANS: [(&str, u64, &str); 41] = [
     ("llama_gqa", 4, "tp=1 pp=2 dp=2 zero_stage=1 schedule=dualpipe micro_batch=1"),
     ("llama_tied", 4, "tp=1 pp=2 dp=2 zero_stage=2 schedule=chimera micro_batch=1"),
     ("qwen2", 4, "tp=2 pp=1 dp=2 zero_stage=2 micro_batch=1 sequence_parallel=true"),
-    ("llama_gqa", 4, "tp=2 pp=1 dp=2 zero_stage=3 micro_batch=2 sequence_parallel=false"),
+    ("llama_gqa", 4, "tp=2 pp=1 dp=2 zero_stage=3 micro_batch=2 sequence_parallel=true"),
     ("llama_tied", 2, "tp=1 pp=1 dp=2 zero_stage=3 micro_batch=2"),
 ];
