@@ -22,19 +22,25 @@ pub fn has_weights(case: &str) -> bool {
 /// # Panics
 /// If the request is invalid, or nothing fits.
 pub fn planned(case: &str, gpus: u64, settings: &[&str]) -> Plan {
-    planned_on("laptop", case, gpus, settings)
+    planned_on("laptop", case, gpus, 8, settings)
 }
 
-/// The same on another cluster.
+/// The same on another cluster, or with another global batch.
 ///
 /// # Panics
 /// As [`planned`].
-pub fn planned_on(cluster: &str, case: &str, gpus: u64, settings: &[&str]) -> Plan {
+pub fn planned_on(
+    cluster: &str,
+    case: &str,
+    gpus: u64,
+    global_batch: u64,
+    settings: &[&str],
+) -> Plan {
     let request = Request::new(&Flags {
         model: folder(case).join("config.json").display().to_string(),
         cluster: Some(cluster.to_owned()),
         gpus,
-        global_batch: Some(8),
+        global_batch: Some(global_batch),
         seq_len: Some(32),
         headroom: None,
         tokens: None,
@@ -44,5 +50,6 @@ pub fn planned_on(cluster: &str, case: &str, gpus: u64, settings: &[&str]) -> Pl
     })
     .expect("the request is valid");
     let outcome = search(&request.task(), &mut |_| {});
-    make_plan(&request, &outcome.best.expect("something fits"), &outcome.proof)
+    let best = outcome.best.unwrap_or_else(|| panic!("{case} with {settings:?}: nothing fits"));
+    make_plan(&request, &best, &outcome.proof)
 }

@@ -233,6 +233,12 @@ impl StageLayout {
         }
     }
 
+    /// Whether one pipeline rank holds the first and the last of all `stages`, and so one tied
+    /// table for both. With two copies of each stage, every stage has a table of its own.
+    pub fn ends_meet(self, ranks: usize, stages: usize) -> bool {
+        self.copies() == 1 && self.rank_of(ranks, stages.saturating_sub(1)) == 0
+    }
+
     /// Pipeline rank and chunk that run `stage` for a micro-batch of which chunk `from` of some
     /// pipeline rank runs another stage: its copy of the stage, where there are two.
     pub fn holder(self, ranks: usize, stage: usize, from: u16) -> (usize, u16) {

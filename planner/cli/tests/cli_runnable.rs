@@ -9,6 +9,22 @@ use serde_json::Value;
 const FP8: &str = "--model llama8b --gpus 8 --set schedule=1f1b --set vocab=tensor \
     --set micro_batch<=2 --set dtype=bf16,fp8";
 
+/// Latent attention with norms of heads and with sinks.
+const LATENT: &str = "\
+name: latent
+layers: 4
+hidden: 64
+heads: 4
+head_dim: 16
+ffn: 128
+vocab: 512
+seq_len: 64
+global_batch: 64
+sinks: true
+qk_norm: true
+mla: { kv_rank: 32, rope_dim: 8, value_dim: 16 }
+";
+
 #[test]
 fn what_the_trainer_cannot_run_is_left_out_and_priced() {
     let any: Value = serde_json::from_str(&plan(&format!("{FP8} --json")).out).expect("JSON");
@@ -58,11 +74,28 @@ fn a_plan_of_what_the_trainer_cannot_run_is_refused_where_that_is_asked() {
 #[test]
 fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
     let model = scratch("latent.yaml");
-    let text = "name: latent\nlayers: 4\nhidden: 64\nheads: 4\nhead_dim: 16\nffn: 128\nvocab: 512\n\
-                seq_len: 64\nglobal_batch: 64\nsinks: true\nqk_norm: true\n\
-                mla: { kv_rank: 32, rope_dim: 8, value_dim: 16 }\n";
-    std::fs::write(&model, text).expect("writable");
+    std::fs::write(&model, LATENT).expect("writable");
     let run = plan(&format!("--model {} --gpus 64 --runnable", model.display()));
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.err.contains("model.mla") && run.err.contains("model.sinks"), "{run:?}");
+}
+
+/// Two of the model and one of the decisions.
+#[test]
+fn generate_names_every_reason_at_once() {
+    let [model, file, trainer] = ["reasons-model.yaml", "reasons.yaml", "reasons"].map(scratch);
+    std::fs::write(&model, LATENT).expect("writable");
+    let (model, path) = (model.display(), file.display());
+    let planned = plan(&format!("--model {model} --gpus 8 --set dtype=fp8 -o {path}"));
+    assert_eq!(planned.code, 0, "{planned:?}");
+    let run = plan(&format!("generate {path} -o {}", trainer.display()));
+    assert_eq!(run.code, 2, "{run:?}");
+    for reason in [
+        "model.mla cannot be norms of heads in training yet; valid: latent attention without\n",
+        "model.sinks cannot be true with latent attention in training yet; valid: false\n",
+        "dtype cannot be fp8 in training yet; valid: f32, f64, bf16\n",
+    ] {
+        assert!(run.err.contains(reason), "no `{reason}` in {run:?}");
+    }
+    assert!(run.out.is_empty() && !trainer.exists(), "{run:?}");
 }

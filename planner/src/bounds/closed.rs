@@ -132,7 +132,7 @@ pub fn with_state_s(
     spent_s: f64,
 ) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
-    let (embedding, head) = (&work.embedding, &work.head);
+    let (embedding, head) = (&work.embedding, &work.head_of(spec));
     let tail_s = |params| view.tail_of_s(params, spec.chunks);
     let layers = work.params() * (spec.copies() as f64 / p);
     let over_pipeline = spec.passes.is_some();
@@ -163,7 +163,7 @@ pub fn with_state_s(
 /// Lower bound on the work after the barrier, s: some rank has at least the mean parameters, one
 /// the embedding, and one the output layer.
 pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
-    let (embedding, head) = (work.embedding.params, work.head.params);
+    let (embedding, head) = (work.embedding.params, work.head_of(spec).params);
     let share = spec.copies() as f64 / spec.ranks as f64;
     let shared = (embedding + head) * if spec.passes.is_some() { 1.0 } else { share };
     let mean = work.params() * share + dense(shared);
@@ -205,7 +205,7 @@ fn rows_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     } else {
         1.0 / spec.ranks as f64
     };
-    let head = &work.head;
+    let head = work.head_of(spec);
     let head_s = spec.m() * head.load_s() + view.tail_of_s(dense(head.params), 0);
     weight * (work.layers_s(own_s) + if spec.passes.is_some() { 0.0 } else { head_s })
 }
@@ -250,7 +250,7 @@ pub fn least_recompute_s(
 /// Bytes of parameter state on a device, on average.
 pub fn mean_state_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64; 2]) -> f64 {
     let params = work.params();
-    let ends = work.embedding.params + work.head.params;
+    let ends = work.embedding.params + work.head_of(spec).params;
     let states = (params.dense + ends) * state_bytes[0] + params.expert * state_bytes[1];
     spec.copies() as f64 * states / spec.ranks as f64
 }

@@ -393,7 +393,7 @@ impl StageView {
             hold(&work.embedding, holds_vocab);
         }
         if stage + 1 == p || !holds_vocab {
-            hold(&work.head, holds_vocab);
+            hold(&work.head_of(spec), holds_vocab);
         }
         let end_s = |there: bool, end: &VocabEnd| {
             let apart_s = if splits { end.weight_s } else { 0.0 };

@@ -69,8 +69,10 @@ pub struct MicroBatchCost {
     pub counts: Vec<usize>,
     /// The embedding where the first stage holds it.
     pub embedding: VocabEnd,
-    /// The output layer where the last stage holds it.
+    /// The output layer where the last stage holds it, with a matrix of its own.
     pub head: VocabEnd,
+    /// Whether its matrix is the embedding where one rank holds both.
+    pub tied: bool,
     /// Bytes that a device needs for temporaries and received micro-batches.
     pub workspace_bytes: f64,
 }
@@ -94,7 +96,6 @@ impl MicroBatchCost {
         };
         let vocab = &layer_costs.vocab;
         let (embedding_params, head_params) = cache.vocab_params(d.tp);
-        let tied_here = cache.model.tied_embeddings && d.pp == 1;
         let received = if d.pp > 1 { 2.0 * layer_costs.resident_bytes } else { 0.0 };
         Self {
             kinds: layer_costs.layer.iter().zip(&layer_costs.params).map(kind).collect(),
@@ -111,10 +112,11 @@ impl MicroBatchCost {
                 forward_s: vocab.head_forward.total_s(),
                 backward_s: (vocab.head_backward_input + vocab.head_backward_weight).total_s(),
                 weight_s: vocab.head_backward_weight.total_s(),
-                params: if tied_here { 0.0 } else { head_params },
+                params: head_params,
                 in_flight_bytes: vocab.head_saved_bytes,
                 workspace_bytes: vocab.logits_bytes,
             },
+            tied: cache.model.tied_embeddings,
             workspace_bytes: layer_costs.transient_bytes + received,
         }
     }
@@ -135,6 +137,12 @@ impl MicroBatchCost {
             workspace_bytes: self.workspace_bytes + passes.workspace_bytes,
             ..self.clone()
         }
+    }
+
+    /// The output layer in a pipeline: without a matrix of its own where it is the embedding.
+    pub fn head_of(&self, spec: &PipelineSpec) -> VocabEnd {
+        let params = if self.tied && spec.ends_meet() { 0.0 } else { self.head.params };
+        VocabEnd { params, ..self.head }
     }
 
     /// The componentwise minimum of two costs that differ only in the seconds of layers.
@@ -262,6 +270,11 @@ impl PipelineSpec {
     /// Which rank holds which stage.
     pub fn layout(&self) -> StageLayout {
         self.schedule.layout(self.chunks)
+    }
+
+    /// Whether the first and the last stage share their parameters ([`Self::layout`]).
+    pub fn ends_meet(&self) -> bool {
+        self.layout().ends_meet(self.ranks, self.stages())
     }
 
     /// Whether `stage` and `stage + 1` lie on different ranks.

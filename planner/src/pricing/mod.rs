@@ -320,7 +320,8 @@ impl<'a> Configuration<'a> {
             if self.decisions.schedule.splits_backward() {
                 cost.weight_s += vocab.head_backward_weight.total_s();
             }
-            cost.params.dense += if tied && first { 0.0 } else { head };
+            let shared = tied && self.decisions.layout().ends_meet(self.ranks(), self.stages());
+            cost.params.dense += if shared { 0.0 } else { head };
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
         }

@@ -186,7 +186,7 @@ impl ListedBound<'_> {
     fn free_bytes(&self, candidate: &Shape, rank: usize, held: (f64, f64)) -> f64 {
         let mut params = params_of(self.work, &candidate.ranks[rank].layers);
         let mut fixed = 0.0;
-        let (embedding, head) = (&self.work.embedding, &self.work.head);
+        let (embedding, head) = (&self.work.embedding, &self.work.head_of(self.spec));
         if self.spec.passes.is_some() {
             params.dense += embedding.params + head.params;
         } else {
