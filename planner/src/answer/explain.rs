@@ -429,7 +429,7 @@ pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<(Outcom
     let (low, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
     let cluster = with_factor(request, factor);
     let least_bytes = with_factor(request, low).usable_bytes() + cluster.reserved_bytes();
-    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
+    let outcome = search_wide(&Task { cluster: &cluster, ..request.task() }, progress);
     // Where the time is up, nothing is proven of the configuration that was found on the way.
     Some((Outcome { best: outcome.best.or(Some(found)), ..outcome }, least_bytes))
 }

@@ -4,10 +4,10 @@
 //! Few numbers of GPUs can be split over a model. Where the new one cannot, the best of the largest
 //! numbers below it that can is taken, and the rest idles.
 
+use crate::answer::explain::least_memory;
 use crate::request::restrictions::{Numbers, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Outcome, Progress, search, search_wide};
-use crate::until::Until;
 use models::decisions::Decisions;
 
 /// Numbers of GPUs to try, and how many below the one asked for are looked at.
@@ -44,6 +44,19 @@ pub fn replan(
     Some((on, outcome))
 }
 
+/// The same for a plan of least memory: on the largest number of GPUs that can be split and where
+/// anything fits. With it the bytes below which nothing fits.
+pub fn replan_least_memory(
+    request: &Request,
+    progress: Progress<'_>,
+) -> Option<(Request, Outcome, f64)> {
+    largest(request).into_iter().find_map(|gpus| {
+        let on = on(request, gpus);
+        let (outcome, least_bytes) = least_memory(&on, progress)?;
+        Some((on, outcome, least_bytes))
+    })
+}
+
 /// The request's task for what takes less time than is known.
 fn below<'a>(request: &'a Request, best: Option<&(Request, Outcome)>) -> Task<'a> {
     let found = best.and_then(|(_, outcome)| outcome.best.as_ref());
@@ -55,8 +68,8 @@ fn on(request: &Request, gpus: u64) -> Request {
     Request { gpus, ..request.clone() }
 }
 
-/// The fastest plan with the degrees of the known one, or anything that fits with them where the
-/// time is up before.
+/// The fastest plan with the degrees of the known one, or anything that fits with them where its
+/// part of the time is up before.
 fn near(
     request: &Request,
     known: &Decisions,
@@ -69,8 +82,7 @@ fn near(
         return Some((request.clone(), fastest));
     }
     let task = Task { restrictions: &restrictions, any: true, ..request.task() };
-    let until = Until { deadline: None, ..task.until };
-    let any = search(&Task { until, ..task }, progress);
+    let any = search(&task, progress);
     any.best.is_some().then(|| (request.clone(), any))
 }
 
