@@ -1,8 +1,9 @@
 //! Whether to search again where the default time showed neither a plan nor that there is none.
 //!
-//! Other programs may have had the processors meanwhile. So the time that the search's threads
-//! wanted is compared with the processor time that this process got. A search that had as much as
-//! the default time gives on a machine with nothing else to do is the last.
+//! Other programs may have had the processors meanwhile. So the time that the search's threads ran
+//! is compared with the time that they could have run and waited for a processor. Threads that wait
+//! for one another count neither way. A search that had as much of the processors as the default
+//! time gives on a machine with nothing else to do is the last.
 
 use planner::request::Request;
 use std::sync::atomic::Ordering;
@@ -28,7 +29,7 @@ pub struct Patience {
     pub is_default: bool,
 }
 
-/// Seconds of search, with all the processors that it wants, after which it is the last one. A
+/// Seconds of search, with all the processors that it can use, after which it is the last one. A
 /// third less than the default second: no machine is free of others at all times.
 const ENOUGH_S: f64 = 2.0 / 3.0;
 /// The longest search, s.
@@ -47,10 +48,11 @@ pub fn patiently<T>(
     let mut share = patience.share;
     let mut search_s = share * patience.answer_s;
     loop {
-        let meter = Meter::start(request);
+        let before = request.processors.total();
         let found = find(&request.with_share(share));
+        let got = request.processors.total().since(before).share();
         let is_over = !patience.is_default || request.stop.load(Ordering::Relaxed);
-        match (found, next_s(search_s, meter.got())) {
+        match (found, next_s(search_s, got)) {
             (Err(Empty::Undecided), Some(next_s)) if !is_over => {
                 (search_s, share) = (next_s, share.max(LATER_SHARE));
                 request.deadline = Some(Instant::now() + Duration::from_secs_f64(next_s / share));
@@ -60,47 +62,10 @@ pub fn patiently<T>(
     }
 }
 
-/// The length of the search after one of `search_s` that got this share of the processor time that
-/// it wanted; `None` after the last.
+/// The length of the search after one of `search_s` that got this share of the processors that it
+/// could have used; `None` after the last.
 fn next_s(search_s: f64, got: f64) -> Option<f64> {
     (search_s * got < ENOUGH_S && search_s < LONGEST_S).then_some(2.0 * search_s)
-}
-
-/// Compares the processor time that searches want with what this process gets.
-struct Meter<'a> {
-    request: &'a Request,
-    wanted: Duration,
-    used: Option<Duration>,
-}
-
-impl<'a> Meter<'a> {
-    fn start(request: &'a Request) -> Self {
-        Self { request, wanted: request.demand.total(), used: processor_time() }
-    }
-
-    /// The share of what was wanted since the start; all of it where the system does not say.
-    fn got(&self) -> f64 {
-        let wanted = self.request.demand.total().saturating_sub(self.wanted);
-        match (self.used, processor_time()) {
-            (Some(before), Some(now)) if !wanted.is_zero() => {
-                now.saturating_sub(before).div_duration_f64(wanted).min(1.0)
-            }
-            _ => 1.0,
-        }
-    }
-}
-
-/// Processor time of this process, all its threads together.
-#[cfg(unix)]
-fn processor_time() -> Option<Duration> {
-    use rustix::time::{ClockId, clock_gettime};
-    let used = clock_gettime(ClockId::ProcessCPUTime);
-    Some(Duration::new(used.tv_sec.try_into().ok()?, used.tv_nsec.try_into().ok()?))
-}
-
-#[cfg(not(unix))]
-fn processor_time() -> Option<Duration> {
-    None
 }
 
 #[cfg(test)]
@@ -108,6 +73,7 @@ mod tests {
     use super::*;
     use planner::request::flags::Flags;
     use planner::search::search;
+    use planner::until::ThreadTime;
 
     /// Lengths of all searches where none finds anything and each gets this share.
     fn lengths_s(first_s: f64, got: f64) -> Vec<f64> {
@@ -140,26 +106,24 @@ mod tests {
     }
 
     #[test]
-    fn searches_say_what_they_want_of_the_processors() {
+    #[cfg(target_os = "linux")]
+    fn searches_count_what_their_threads_got() {
         let request = request();
-        let meter = Meter::start(&request);
+        let before = ThreadTime::now().expect("Linux says");
         search(&request.task(), &mut |_| {});
-        assert!(!request.demand.total().is_zero());
-        assert!(processor_time() > meter.used || cfg!(not(unix)));
-        let got = meter.got();
-        assert!(got > 0.0 && got <= 1.0, "{got}");
+        let own = ThreadTime::now().expect("Linux says").since(before);
+        let all = request.processors.total();
+        assert!(all.ran > own.ran, "other threads ran, too: {all:?} {own:?}");
     }
 
-    /// Searches as if they had wanted `wanted` times the processor time that they got.
-    fn tries(answer_s: f64, wanted: f64, is_default: bool) -> u32 {
+    /// How many searches there are that find nothing, each of which waited for this many seconds.
+    fn tries(answer_s: f64, waited_s: f64, is_default: bool) -> u32 {
         let (mut request, mut tries) = (request(), 0);
         let patience = Patience { answer_s, share: 1.0, is_default };
         let found: Result<(), _> = patiently(&mut request, patience, |request| {
             tries += 1;
-            let before = processor_time().unwrap_or_default();
-            search(&request.task(), &mut |_| {});
-            let used = processor_time().unwrap_or_default() - before;
-            request.task().until.wanted(used.mul_f64(wanted));
+            let [ran, waited] = [1.0, waited_s].map(Duration::from_secs_f64);
+            request.processors.add(ThreadTime { ran, waited });
             Err(Empty::Undecided)
         });
         assert_eq!(found, Err(Empty::Undecided));
@@ -167,8 +131,9 @@ mod tests {
     }
 
     #[test]
-    #[cfg(unix)]
     fn only_what_got_too_little_of_the_processors_is_searched_again() {
+        assert_eq!(tries(1.0, 0.0, true), 1);
+        assert_eq!(tries(1.0, 1.0, true), 2);
         assert_eq!(tries(1.0, 1e3, true), 4);
         assert_eq!(tries(1.0, 1e3, false), 1, "the user's own limit holds");
         assert_eq!(tries(LONGEST_S, 1e3, true), 1);

@@ -29,7 +29,7 @@ use planner::search::{Effort, Outcome, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
@@ -401,6 +401,7 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::Parser;
+    use std::time::Instant;
 
     #[test]
     fn a_plan_is_found_where_half_the_default_time_was_too_little() {

@@ -59,7 +59,7 @@ impl Request {
         let request = Self {
             stop: Arc::default(),
             deadline: None,
-            demand: Arc::default(),
+            processors: Arc::default(),
             objective: Objective::Time,
             model: with_imbalance(
                 with_capacity(model, restrictions.capacity_factor)?,
@@ -150,7 +150,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
-        demand: Arc::default(),
+        processors: Arc::default(),
         objective: inputs.objective,
         model,
         file: None,

@@ -8,7 +8,7 @@ pub mod task;
 
 pub use task::Task;
 
-use crate::until::{Demand, Until};
+use crate::until::{Processors, Until};
 use models::cluster::ClusterSpec;
 use models::input::{InputError, Source};
 use models::model::ModelSpec;
@@ -44,8 +44,8 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
     /// When its searches have to answer; `None` where they go on to a proof.
     pub deadline: Option<Instant>,
-    /// The time for which the threads of its searches wanted a processor.
-    pub demand: Arc<Demand>,
+    /// What the threads of its searches got of the processors.
+    pub processors: Arc<Processors>,
     /// What its plan makes least.
     pub objective: Objective,
 }
@@ -94,7 +94,7 @@ impl Request {
     /// The search that answers it.
     pub fn task(&self) -> Task<'_> {
         let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
-        let (interrupt, demand) = (Some(&*self.stop), Some(&*self.demand));
-        Task { until: Until { interrupt, deadline: self.deadline, demand }, ..task }
+        let (interrupt, processors) = (Some(&*self.stop), Some(&*self.processors));
+        Task { until: Until { interrupt, deadline: self.deadline, processors }, ..task }
     }
 }

@@ -37,7 +37,6 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let mut proof = Proof { candidates: all.len() as u64, family, ..Proof::default() };
     let mut scratch = Scratch::default();
     let mut best: Option<(Decisions, Placed, f64)> = seed(task, &cache, &mut scratch);
-    let seeded = Instant::now();
     let mut first_s = best.as_ref().map(|_| begun.elapsed().as_secs_f64());
     let (mut open_s, mut ilp_s) = (f64::INFINITY, 0.0);
     for (n, decisions) in all.into_iter().enumerate() {
@@ -73,7 +72,6 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
             best = Some((configuration.decisions, placed, time_s));
         }
     }
-    task.until.wanted(seeded.elapsed());
     let ms_per_ilp = if proof.ilps > 0 { 1e3 * ilp_s / proof.ilps as f64 } else { 0.0 };
     let best_s = best.as_ref().map_or(task.cutoff_s, |(.., best_s)| *best_s);
     proof.proven_optimal = open_s >= best_s;

@@ -28,6 +28,7 @@ mod queue;
 use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Restrictions};
+use crate::until::ThreadTime;
 use models::decisions::{Decisions, Vocab};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
@@ -85,11 +86,14 @@ pub type Progress<'a> = &'a mut dyn FnMut(Standing);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    let begun = ThreadTime::now();
     // The bounds hold for iterations that end at a barrier.
-    if task.restrictions.wants_post_validation() {
-        return exhaustive::run(task, progress);
-    }
-    queue::run(task, progress)
+    let outcome = match task.restrictions.wants_post_validation() {
+        true => exhaustive::run(task, progress),
+        false => queue::run(task, progress),
+    };
+    task.until.count(begun);
+    outcome
 }
 
 /// The same, and where a plan with vocabulary passes wins, a second search of every schedule that

@@ -56,7 +56,6 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         run.dive(&mut team, expanding.until.share(DIVING));
         let earlier = expanding.until.share(WITH_PASSES);
         run.expand_all(&mut team, [expanding.until, earlier], progress);
-        let waited = team.waited;
         drop(team);
         if !run.is_enough() {
             run.prove_open();
@@ -64,9 +63,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
             run.bound_left_open();
         }
         run.effort.limited = task.until.deadline.is_some();
-        let elapsed = begun.elapsed();
-        task.until.wanted(elapsed.saturating_sub(waited));
-        run.effort.elapsed_s = elapsed.as_secs_f64();
+        run.effort.elapsed_s = begun.elapsed().as_secs_f64();
         run.outcome()
     })
 }

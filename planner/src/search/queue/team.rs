@@ -3,12 +3,13 @@
 use super::super::expand::{Context, Expansion, Paths, SearchNode, Worker};
 use crate::pricing::pipelines::Pipelines;
 use crate::request::Task;
+use crate::until::ThreadTime;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Contexts that one thread bounds at a time. Neighbours share layer costs.
 const CONTEXTS: usize = 256;
@@ -44,8 +45,6 @@ pub(super) struct Team<'scope> {
     sent: usize,
     /// Batches not answered in full, oldest first: the number of pieces, and the answers so far.
     under_way: VecDeque<(usize, Answers)>,
-    /// For how long answers were waited for.
-    pub waited: Duration,
 }
 
 /// Time without an answer after which the threads are checked for panics.
@@ -64,11 +63,14 @@ impl<'scope> Team<'scope> {
             let (own, work) = channel();
             let answer = answer.clone();
             let shared = Arc::clone(pipelines);
-            handles.push(scope.spawn(move || serve(task, shared, &work, &answer)));
+            handles.push(scope.spawn(move || {
+                let begun = ThreadTime::now();
+                serve(task, shared, &work, &answer);
+                task.until.count(begun);
+            }));
             to.push(own);
         }
-        let (under_way, waited) = (VecDeque::new(), Duration::ZERO);
-        Self { to, threads: handles, from, sent: 0, under_way, waited }
+        Self { to, threads: handles, from, sent: 0, under_way: VecDeque::new() }
     }
 
     /// Sends a batch to the threads, which finish earlier batches first.
@@ -101,7 +103,6 @@ impl<'scope> Team<'scope> {
     /// # Panics
     /// Passes on the panic of a thread.
     pub fn receive(&mut self) -> Vec<Answer> {
-        let begun = Instant::now();
         while self.under_way.front().is_some_and(|(pieces, answers)| answers.len() < *pieces) {
             match self.from.recv_timeout(PATIENCE) {
                 Ok((batch, some)) => {
@@ -111,7 +112,6 @@ impl<'scope> Team<'scope> {
                 Err(_) => self.pass_on_panics(),
             }
         }
-        self.waited += begun.elapsed();
         let (_, mut answers) = self.under_way.pop_front().unwrap_or_default();
         answers.sort_by_key(|(piece, _)| *piece);
         answers.into_iter().map(|(_, answer)| answer).collect()
@@ -137,7 +137,6 @@ fn serve(
 ) {
     let mut worker = Worker::new(task, pipelines);
     for (number, batch, next) in work {
-        let begun = Instant::now();
         // One message per batch: waking the receiver takes longer than many a piece.
         let mut answers = vec![];
         loop {
@@ -157,7 +156,6 @@ fn serve(
             let Some(done) = done else { break };
             answers.push((piece, done));
         }
-        task.until.wanted(begun.elapsed());
         if !answers.is_empty() && answer.send((number, answers)).is_err() {
             return;
         }

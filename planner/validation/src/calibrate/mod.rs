@@ -209,7 +209,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     let request = Request {
         stop: Arc::default(),
         deadline: None,
-        demand: Arc::default(),
+        processors: Arc::default(),
         objective: Objective::Time,
         restrictions: restrictions(&settings, false, cluster, &model)?,
         model,
