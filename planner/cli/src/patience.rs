@@ -6,17 +6,9 @@
 //! time gives on a machine with nothing else to do is the last.
 
 use planner::request::Request;
+use planner::search::Empty;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// Why a search found nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Empty {
-    /// Nothing fits.
-    Proven,
-    /// The time was up before.
-    Undecided,
-}
 
 /// The time for a first search, and whether others may follow.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::limits::{deadline, seconds, stop_at_interrupt};
 use crate::output::{self, Progress, Written};
-use crate::patience::{Empty, Patience, patiently};
+use crate::patience::{Patience, patiently};
 use codegen::escape::shell;
 use models::cluster::shipped_names;
 use models::decisions::Offload;
@@ -25,7 +25,7 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
-use planner::search::{Effort, Outcome, search_wide};
+use planner::search::{Effort, Empty, Outcome, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -205,17 +205,19 @@ fn reordered(
 fn again(request: &Request, known: &Plan) -> Result<(u64, Answer), Empty> {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
-    let found = match request.objective {
+    let (on, answer) = match request.objective {
         Objective::Time => {
-            let found = replan(request, &known.decisions, &mut show);
-            found.and_then(|(on, outcome)| Some((on.gpus, Answer::new(&on, outcome)?)))
+            let (on, outcome) = replan(request, &known.decisions, &mut show)?;
+            let answer = Answer::new(&on, outcome);
+            (on, answer)
         }
         Objective::Memory => {
-            let found = replan_least_memory(request, &mut show);
-            found.and_then(|(on, outcome, bytes)| Some((on.gpus, leanest(&on, outcome, bytes)?)))
+            let (on, outcome, least_bytes) = replan_least_memory(request, &mut show)?;
+            let answer = leanest(&on, outcome, least_bytes);
+            (on, answer)
         }
     };
-    found.ok_or_else(|| empty(request))
+    Ok((on.gpus, answer.ok_or(Empty::Undecided)?))
 }
 
 fn best(request: &Request) -> Result<Answer, Empty> {
@@ -223,20 +225,15 @@ fn best(request: &Request) -> Result<Answer, Empty> {
         return fastest(request);
     }
     let mut progress = Progress::new();
-    let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
-    let answer = outcome.and_then(|(outcome, bytes)| leanest(request, outcome, bytes));
-    answer.ok_or_else(|| empty(request))
+    let found = explain::least_memory(request, &mut |standing| progress.show(standing));
+    let (outcome, least_bytes) = found?;
+    leanest(request, outcome, least_bytes).ok_or(Empty::Undecided)
 }
 
 /// The answer that a plan of least memory is; in less than `least_bytes` nothing fits.
 fn leanest(request: &Request, outcome: Outcome, least_bytes: f64) -> Option<Answer> {
     let answer = Answer::new(request, outcome)?;
     Some(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
-}
-
-/// Why searches in the request's time found nothing.
-fn empty(request: &Request) -> Empty {
-    if request.task().is_stopped() { Empty::Undecided } else { Empty::Proven }
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
@@ -313,9 +310,8 @@ fn complete_nothing(request: &Request) -> Result<(), Failure> {
 
 fn answer(request: &Request, task: &Task<'_>) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
-    let outcome = search_wide(task, &mut |standing| progress.show(standing));
-    let open = outcome.proof.searched_gap > 0.0;
-    Answer::new(request, outcome).ok_or(if open { Empty::Undecided } else { Empty::Proven })
+    let outcome = search_wide(task, &mut |standing| progress.show(standing)).found()?;
+    Answer::new(request, outcome).ok_or(Empty::Proven)
 }
 
 /// Alternatives that are nearly as fast.
@@ -415,6 +411,27 @@ mod tests {
         let found = patiently(&mut request, patience, best);
         assert!(found.is_ok_and(|answer| answer.feasible));
         assert!(request.deadline > Some(Instant::now()), "what follows has time, too");
+    }
+
+    /// A search ends before the time is up, to have some left for what follows. That is no proof.
+    #[test]
+    fn what_the_time_did_not_show_is_not_said_to_fit_nowhere() {
+        let words = ["plan", "--model", "gpt_1t", "--gpus", "46", "--cluster", "gb300_nvl72"];
+        let mut request = Request::new(&Cli::parse_from(words).plan.request.flags()).unwrap();
+        let known = {
+            let words = ["plan", "--model", "llama8b", "--gpus", "8"];
+            let request = Request::new(&Cli::parse_from(words).plan.request.flags()).unwrap();
+            best(&request).unwrap().plan
+        };
+        for objective in [Objective::Time, Objective::Memory] {
+            request.objective = objective;
+            for time_s in [0.002, 0.02] {
+                request.deadline = Some(Instant::now() + Duration::from_secs_f64(time_s));
+                assert_eq!(best(&request).err(), Some(Empty::Undecided), "{objective:?}");
+                request.deadline = Some(Instant::now() + Duration::from_secs_f64(time_s));
+                assert_eq!(again(&request, &known).err(), Some(Empty::Undecided), "{objective:?}");
+            }
+        }
     }
 
     #[test]

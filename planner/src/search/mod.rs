@@ -81,6 +81,15 @@ pub struct Outcome {
     pub effort: Effort,
 }
 
+/// Why a search found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Empty {
+    /// There is nothing.
+    Proven,
+    /// The time was up before, or the work allowed for integer programs.
+    Undecided,
+}
+
 /// Called now and then with how far a search is.
 pub type Progress<'a> = &'a mut dyn FnMut(Standing);
 
@@ -123,6 +132,18 @@ pub fn wide_restrictions(task: &Task<'_>) -> Option<Restrictions> {
 }
 
 impl Outcome {
+    /// The outcome, if anything was found.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn found(self) -> Result<Self, Empty> {
+        match (&self.best, self.proof.searched_gap > 0.0) {
+            (Some(_), _) => Ok(self),
+            (None, true) => Err(Empty::Undecided),
+            (None, false) => Err(Empty::Proven),
+        }
+    }
+
     /// The outcome over two parts of a space, where the second was searched for what takes less
     /// than `cutoff_s`, the time found in the first.
     fn and(self, wide: Self, cutoff_s: f64) -> Self {
