@@ -59,7 +59,13 @@ pub struct RequestArgs {
     #[arg(long, value_name = "FILE|NAME|-", required_unless_present = "from")]
     pub model: Option<String>,
     /// GPUs
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole, required_unless_present = "from")]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = whole,
+        required_unless_present = "from"
+    )]
     pub gpus: Option<u64>,
     /// Cluster: a file or a shipped name [default: dgx_h100]
     #[arg(long, value_name = "FILE|NAME")]
@@ -96,7 +102,7 @@ pub struct RequestArgs {
     pub json: bool,
 }
 
-/// A whole number that is not negative.
+/// A whole number that is not negative. One out of range is refused where it is used.
 fn whole(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "it takes a whole number from 1".to_owned())
 }
