@@ -62,6 +62,9 @@ pub struct Inputs {
     /// Whether only what our own trainer can run was searched.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub runnable: bool,
+    /// What the plan makes least.
+    #[serde(default, skip_serializing_if = "Objective::is_time")]
+    pub objective: Objective,
     /// Share of each device's memory that was to be left free, 0 to [`MOST_HEADROOM`].
     #[serde(default)]
     pub headroom: f64,
@@ -69,6 +72,24 @@ pub struct Inputs {
     pub cluster: ClusterFigures,
     /// The model, resolved.
     pub model: ModelSpec,
+}
+
+/// What a plan makes least.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Objective {
+    /// The iteration's time.
+    #[default]
+    Time,
+    /// The device memory that anything fits into, to 1 %; then time.
+    Memory,
+}
+
+impl Objective {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+    fn is_time(&self) -> bool {
+        *self == Self::Time
+    }
 }
 
 impl Inputs {

@@ -409,6 +409,23 @@ fn hugging_face_keys_are_read_or_named() {
     for key in ["`num_local_experts`", "`num_experts_per_tok`"] {
         assert!(said[0].contains(key), "a dense model is told of experts: {said:?}");
     }
+    for (keys, named) in [
+        ("\"kv_lora_rank\": 16, \"v_head_dim\": 8", &["`kv_lora_rank`", "`v_head_dim`"][..]),
+        ("\"sliding_window\": 16", &["`sliding_window`"]),
+        ("\"layer_types\": [\"sliding_attention\"]", &["`layer_types`"]),
+    ] {
+        let (said, _) = told(keys);
+        for key in named {
+            assert!(said.len() == 1 && said[0].contains(key), "no {key}: {said:?}");
+        }
+    }
+    for switched_off in [
+        "\"sliding_window\": null",
+        "\"sliding_window\": 16, \"use_sliding_window\": false",
+        "\"layer_types\": [\"full_attention\"]",
+    ] {
+        assert_eq!(told(switched_off).0, [""; 0], "{switched_off}");
+    }
     let (said, _) =
         told(&(0..30).map(|n| format!("\"key_{n}\": 1")).collect::<Vec<_>>().join(", "));
     assert!(said[0].contains("`key_9`") && said[0].ends_with("and 20 more"), "{said:?}");

@@ -336,8 +336,17 @@ fn zb_auto_is_made_by_hand_where_nothing_is_shorter() {
 fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {
     let costs = AutoCosts { limit: 0.5, ..AutoCosts::even(4) };
     let error = zb_auto(4, 8, 1, costs).unwrap_err().to_string();
-    let expected = "no order of zb_auto was found within a memory limit of 0.5; 4 would do";
+    let expected = "no order of zb_auto was found within a memory limit of 0.5; the least that it has one for is 1";
     assert_eq!(error, expected);
+    for (p, m, chunks) in [(1, 1, 1), (4, 8, 1), (4, 8, 2), (6, 12, 2), (3, 5, 1)] {
+        let costs = AutoCosts { limit: 0.25, freed_by_b: 0.5, ..AutoCosts::even(p) };
+        let error = zb_auto(p, m, chunks, costs).unwrap_err().to_string();
+        let least: f64 = error.rsplit(' ').next().unwrap().parse().unwrap();
+        let within = |limit| zb_auto(p, m, chunks, AutoCosts { limit, ..costs });
+        assert_eq!(within(least).unwrap().validate(), Ok(()), "{p} {m} {chunks}: {least}");
+        let less = least - 1.5 / chunks as f64;
+        assert!(less < 0.0 || within(less).is_err(), "{p} {m} {chunks}: {less} would do");
+    }
     for chunks in [1, 2] {
         let costs = AutoCosts { limit: 4.0, ..AutoCosts::even(4) };
         assert_eq!(zb_auto(4, 8, chunks, costs).unwrap().validate(), Ok(()));

@@ -181,7 +181,7 @@ fn the_gap_of_a_search_that_was_stopped_holds() {
         let again = search(&counted, &mut |_| {});
         assert_eq!((describe(&outcome), outcome.proof), (describe(&again), again.proof));
         let soon = Instant::now() + Duration::from_secs_f64(random.scaled(1e-5, 2e-2));
-        let until = Until { deadline: Some(soon), interrupt: None };
+        let until = Until { deadline: Some(soon), ..Until::default() };
         let timed = search(&Task { until, ..task.clone() }, &mut |_| {});
         let first = search(&Task { any: true, ..task.clone() }, &mut |_| {});
         for stopped in [&outcome, &timed, &first] {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 use serde_yaml::{Location, Spanned};
 
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow, RawYarn};
-use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, NormKind, Router};
+use super::spec::{Activation, AuxOver, ExpertTensors, Gelu, ModelSpec, NormKind, Router};
 use crate::input::{InputError, Source, nearest, parse_yaml};
 
 /// `model_type`s that are read.
@@ -238,23 +238,47 @@ const OF_EXPERTS: [&str; 9] = [
     "decoder_sparse_step",
 ];
 
-/// Keys of a configuration that no architecture reads, and those of experts where it is dense, with
-/// their lines.
+/// Keys of latent attention, which other architectures do not read.
+const OF_LATENT_ATTENTION: [&str; 5] =
+    ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
+
+/// Keys that ask for windows.
+const OF_WINDOWS: [&str; 2] = ["sliding_window", "layer_types"];
+
+/// Keys of a configuration that no architecture reads, and those of experts, latent attention and
+/// windows where the model that was read has none, with their lines.
 ///
 /// # Errors
-/// It is no mapping of keys.
+/// It is no configuration.
 pub(super) fn keys_without_effect(
     source: &Source,
-    is_dense: bool,
+    spec: &ModelSpec,
 ) -> Result<Vec<(String, usize)>, InputError> {
     let Keys(keys) = parse_yaml(source)?;
-    let read = keys_read();
-    let known = |key: &str| match is_dense && OF_EXPERTS.contains(&key) {
+    let (read, config) = (keys_read(), parse_yaml::<HfConfig>(source)?);
+    let lacks = [
+        (spec.moe.is_none(), &OF_EXPERTS[..]),
+        (spec.attention.mla.is_none(), &OF_LATENT_ATTENTION),
+        (spec.attention.window.is_none() && config.asks_for_windows(), &OF_WINDOWS),
+    ];
+    let known = |key: &str| match lacks.iter().any(|(lacks, keys)| *lacks && keys.contains(&key)) {
         true => false,
         false => read.contains(&key) || WITHOUT_EFFECT.contains(&key),
     };
     let unknown = keys.into_iter().filter(|key| !known(&key.value));
     Ok(unknown.map(|key| (key.value, key.referenced.line() as usize)).collect())
+}
+
+impl HfConfig {
+    /// Whether there is a width of windows, or a layer with one, that no switch turns off.
+    fn asks_for_windows(&self) -> bool {
+        let switched_off = self.use_sliding_window.as_ref().is_some_and(|switch| !switch.value);
+        let has_width = self.sliding_window.as_ref().is_some_and(Option::is_some);
+        let sliding = |kind: &String| kind == "sliding_attention";
+        let has_layer =
+            self.layer_types.as_ref().is_some_and(|kinds| kinds.value.iter().any(sliding));
+        !switched_off && (has_width || has_layer)
+    }
 }
 
 /// The keys of a mapping.

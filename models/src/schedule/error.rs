@@ -100,12 +100,14 @@ pub enum ScheduleError {
         value: String,
     },
     /// No order found keeps the memory limit.
-    #[error("no order of zb_auto was found within a memory limit of {limit}; {nearest} would do")]
+    #[error(
+        "no order of zb_auto was found within a memory limit of {limit}; the least that it has one for is {least}"
+    )]
     Memory {
         /// What was asked for.
         limit: String,
-        /// The least of the orders found.
-        nearest: String,
+        /// The least limit, in whole activations of a chunk, for which one is found.
+        least: String,
     },
     /// A pass cannot take this long.
     #[error("{what} passes cannot take {time}: a time is finite and not negative")]

@@ -59,27 +59,33 @@ pub struct RequestArgs {
     #[arg(long, value_name = "FILE|NAME|-", required_unless_present = "from")]
     pub model: Option<String>,
     /// GPUs
-    #[arg(long, value_name = "N", required_unless_present = "from")]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = whole,
+        required_unless_present = "from"
+    )]
     pub gpus: Option<u64>,
     /// Cluster: a file or a shipped name [default: dgx_h100]
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
     /// Sequences an iteration [default: the model file's, else nearest to 4M tokens]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub global_batch: Option<u64>,
     /// Tokens a sequence [default: the model file's, else its positions]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub seq_len: Option<u64>,
     /// Tokens to train on, such as 15T: gives the days it takes
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub tokens: Option<String>,
     /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the
     /// memory model]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, allow_negative_numbers = true, value_name = "PERCENT")]
     pub headroom: Option<f64>,
     /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3 [default: the model
     /// file's, else 1]
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR")]
     pub expert_imbalance: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
@@ -94,6 +100,11 @@ pub struct RequestArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A whole number that is not negative. One out of range is refused where it is used.
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "it takes a whole number from 1".to_owned())
 }
 
 /// What `--set` takes, decision by decision.
@@ -132,9 +143,10 @@ pub struct PlanArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// What to make least: time, or (to 1 %) memory on the fullest rank
-    #[arg(long, value_enum, default_value_t = Objective::Time)]
-    pub objective: Objective,
+    /// What to make least: time, or (to 1 %) memory on the fullest rank [default: time, with --from
+    /// what its plan makes least]
+    #[arg(long, value_enum)]
+    pub objective: Option<Objective>,
     /// Alternatives to search for and print: the best of other tp and pp, and of other schedules,
     /// and what more memory would buy
     #[arg(long, value_name = "K", default_value_t = 0)]
@@ -154,10 +166,10 @@ pub struct PlanArgs {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitArgs {
     /// Seconds until the best plan so far is printed, with how far from the best possible it may
-    /// be [default: 1, for `plan` then 2, 4 and 8 until there is any; 0.05 for `estimate` with
-    /// everything set, 0.2 with --from, 0.4 for each alternative of `explain`; 60 more for --order
-    /// ilp]
-    #[arg(long, value_name = "SECONDS")]
+    /// be [default: 1; 0.2 with --from; where that shows nothing and other programs had the
+    /// processors, `plan` goes on for up to 15 s; 0.05 for `estimate` with everything set, 0.4 for
+    /// each alternative of `explain`; 60 more for --order ilp]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
     /// Go on until nothing can be faster, or integer programs have done all the work they are
     /// allowed; Ctrl-C prints the best so far
@@ -179,6 +191,15 @@ pub enum Objective {
     Time,
     /// The device memory that anything fits into, to 1 %; then time.
     Memory,
+}
+
+impl From<Objective> for models::plan::Objective {
+    fn from(typed: Objective) -> Self {
+        match typed {
+            Objective::Time => Self::Time,
+            Objective::Memory => Self::Memory,
+        }
+    }
 }
 
 /// How a plan's order of passes is looked for.

@@ -5,7 +5,7 @@ use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::limits::seconds;
 use crate::output::{self, Progress};
-use models::plan::Plan;
+use models::plan::{Objective, Plan};
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};
 use planner::answer::explain_text;
@@ -23,7 +23,7 @@ const EACH_S: f64 = 0.4;
 /// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let request = request_of(&plan, args.cluster.as_deref())?;
+    let request = request_of(&plan, args.cluster.as_deref())?.in_memory_of(&plan);
     // Alternatives are searched one by one, each with a limit of its own.
     let each = seconds(args.limit, EACH_S)?.map(Duration::from_secs_f64);
     if args.json {
@@ -35,6 +35,12 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     }
     let known = [text::summary(&plan), explain_text::grid(&plan), explain_text::stages(&plan)];
     output::print(&(known.join("\n") + "\n" + &explain_text::spent(&plan)))?;
+    if plan.inputs.objective == Objective::Memory {
+        let needs = text::bytes(plan.predicted.peak_memory_bytes);
+        output::print(&format!(
+            "\nit is to need the least memory: what follows has its {needs}\n"
+        ))?;
+    }
     let (mut shown, mut bought) = (None, Vec::new());
     let mut faster: Option<Tried> = None;
     explanation(&request, &plan, each, &mut |part, tried| {

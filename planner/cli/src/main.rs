@@ -11,6 +11,7 @@ mod launching;
 mod limits;
 mod lists;
 mod output;
+mod patience;
 mod planning;
 mod schedules;
 mod validating;

@@ -1,21 +1,22 @@
 //! `plan` and `plan estimate`.
 
-use crate::args::{EstimateArgs, Objective, Order, PlanArgs, RequestArgs};
+use crate::args::{EstimateArgs, Order, PlanArgs, RequestArgs};
 use crate::checking::read_checked;
 use crate::failure::Failure;
 use crate::limits::{deadline, seconds, stop_at_interrupt};
 use crate::output::{self, Progress, Written};
+use crate::patience::{Patience, patiently};
 use codegen::escape::shell;
 use models::cluster::shipped_names;
 use models::decisions::Offload;
 use models::input::InputError;
 use models::model::warnings;
-use models::plan::{Plan, Predicted};
+use models::plan::{Objective, Plan, Predicted};
 use models::program::unsupported_decisions;
 use models::text::shown;
 use planner::answer::explain::{self, Asker};
 use planner::answer::explain_text;
-use planner::answer::replan::replan;
+use planner::answer::replan::{replan, replan_least_memory};
 use planner::answer::report::{Alternative, Answer, NotRunnable};
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
@@ -24,11 +25,11 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
-use planner::search::{Effort, search_wide};
+use planner::search::{Effort, Empty, Outcome, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
@@ -36,9 +37,6 @@ const ANSWER_S: f64 = 1.0;
 const AGAIN_S: f64 = 0.2;
 /// The same where every decision is set, so that only layers and recomputation are open, s.
 const SINGLE_S: f64 = 0.05;
-
-/// The longest try, s, of those that double the time until there is any plan.
-const LONGEST_TRY_S: f64 = 8.0;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
@@ -53,30 +51,33 @@ const SINGLE: f64 = 0.1;
 pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let known = args.request.from.as_deref().map(read_checked).transpose()?;
     let mut request = requested(&args.request, known.as_ref())?;
-    if known.is_some() && args.objective != Objective::Time {
-        let error = InputError::new("--from has no effect on --objective memory");
-        return Err(error.help("leave one of the two out").into());
-    }
+    request.objective = args.objective.map_or(request.objective, Objective::from);
+    let by_time = request.objective == Objective::Time;
+    refuse_top(args, request.objective)?;
     let default_s = if known.is_some() { AGAIN_S } else { ANSWER_S };
     request.deadline = deadline(args.limit, default_s)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
-    let share = if args.top > 0 || request.runnable { FIRST } else { 1.0 };
-    let (searched, found) = match &known {
-        Some(plan) => again(&request.with_share(share), plan)?,
-        None => {
-            let found = patiently(&mut request, share, args);
-            (request.clone(), found)
+    let share = if by_time && (args.top > 0 || request.runnable) { FIRST } else { 1.0 };
+    let patience = Patience { answer_s: default_s, share, is_default: args.limit.is_default() };
+    let found = patiently(&mut request, patience, |request| match &known {
+        Some(plan) => again(request, plan),
+        None => best(request).map(|answer| (request.gpus, answer)),
+    });
+    let (gpus, mut answer) = match found {
+        Ok(found) => found,
+        Err(why) => {
+            conflicts::check(&request)?;
+            return Err(nothing_fits(&request, why));
         }
     };
-    let mut answer = found.map_err(|why| nothing_fits(&request, why))?;
-    let idle = request.gpus - searched.gpus;
-    request.gpus = searched.gpus;
+    let idle = request.gpus - gpus;
+    request.gpus = gpus;
     refuse_impossible(&answer)?;
     answer.alternatives = alternatives(&request, &answer, args);
     answer = answer.or_faster(&request);
-    let compared = request.runnable && args.objective == Objective::Time;
+    let compared = request.runnable && by_time;
     if compared {
         (answer.not_runnable, answer.not_runnable_gap) = not_runnable(&request, &answer);
     }
@@ -93,7 +94,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         around += &text::runnable(&answer);
     }
     around += &text::least_memory(&answer);
-    if args.objective == Objective::Time && args.top > 0 {
+    if args.top > 0 {
         around += &binds(&request, &answer);
     }
     if idle > 0 {
@@ -109,6 +110,18 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
     output::print(&format!("{}{around}\n{next}", text::screen(&answer)))?;
     complete(&request)
+}
+
+/// Refuses alternatives to a plan of least memory.
+fn refuse_top(args: &PlanArgs, objective: Objective) -> Result<(), InputError> {
+    if args.top == 0 || objective == Objective::Time {
+        return Ok(());
+    }
+    let message = format!("--top {} lists alternatives by time, not by memory", args.top);
+    Err(InputError::new(message).help(
+        "leave it out, or plan by time with --objective time; `plan explain PLAN` shows what else \
+         fits into the memory of a plan",
+    ))
 }
 
 fn is_stopped(request: &Request) -> bool {
@@ -187,60 +200,40 @@ fn reordered(
     })
 }
 
-/// The fastest plan on the request's GPUs or fewer, beginning from a plan that is known; and the
-/// request for as many as it uses.
-fn again(request: &Request, known: &Plan) -> Result<(Request, Result<Answer, Empty>), InputError> {
+/// The best plan on the request's GPUs or fewer, beginning from a plan that is known; and how many
+/// it uses.
+fn again(request: &Request, known: &Plan) -> Result<(u64, Answer), Empty> {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
-    let found = replan(request, &known.decisions, &mut show);
-    let Some((on, outcome)) = found else {
-        conflicts::check(request)?;
-        let open = request.task().is_stopped();
-        let why = if open { Empty::Undecided } else { Empty::Proven };
-        return Ok((request.clone(), Err(why)));
+    let (on, answer) = match request.objective {
+        Objective::Time => {
+            let (on, outcome) = replan(request, &known.decisions, &mut show)?;
+            let answer = Answer::new(&on, outcome);
+            (on, answer)
+        }
+        Objective::Memory => {
+            let (on, outcome, least_bytes) = replan_least_memory(request, &mut show)?;
+            let answer = leanest(&on, outcome, least_bytes);
+            (on, answer)
+        }
     };
-    let answer = Answer::new(&on, outcome).ok_or(Empty::Undecided);
-    Ok((on, answer))
+    Ok((on.gpus, answer.ok_or(Empty::Undecided)?))
 }
 
-/// Why a search found nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Empty {
-    /// Nothing fits.
-    Proven,
-    /// The time was up before.
-    Undecided,
-}
-
-/// The best plan in a share of the time. Where the default time is too little for any, on a busy
-/// machine or a slow one, it is doubled until there is one.
-fn patiently(request: &mut Request, share: f64, args: &PlanArgs) -> Result<Answer, Empty> {
-    let mut found = best(&request.with_share(share), args.objective);
-    let mut try_s = ANSWER_S;
-    while found.as_ref().err() == Some(&Empty::Undecided)
-        && args.limit.is_default()
-        && try_s < LONGEST_TRY_S
-        && !is_stopped(request)
-    {
-        try_s *= 2.0;
-        request.deadline = Some(Instant::now() + Duration::from_secs_f64(try_s));
-        found = best(&request.with_share(share), args.objective);
-    }
-    found
-}
-
-fn best(request: &Request, objective: Objective) -> Result<Answer, Empty> {
-    if objective == Objective::Time {
+fn best(request: &Request) -> Result<Answer, Empty> {
+    if request.objective == Objective::Time {
         return fastest(request);
     }
     let mut progress = Progress::new();
-    let outcome = explain::least_memory(request, &mut |standing| progress.show(standing));
-    let stopped = request.task().is_stopped();
-    let answer = outcome.and_then(|(outcome, least_bytes)| {
-        let answer = Answer::new(request, outcome)?;
-        Some(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
-    });
-    answer.ok_or(if stopped { Empty::Undecided } else { Empty::Proven })
+    let found = explain::least_memory(request, &mut |standing| progress.show(standing));
+    let (outcome, least_bytes) = found?;
+    leanest(request, outcome, least_bytes).ok_or(Empty::Undecided)
+}
+
+/// The answer that a plan of least memory is; in less than `least_bytes` nothing fits.
+fn leanest(request: &Request, outcome: Outcome, least_bytes: f64) -> Option<Answer> {
+    let answer = Answer::new(request, outcome)?;
+    Some(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
@@ -317,16 +310,12 @@ fn complete_nothing(request: &Request) -> Result<(), Failure> {
 
 fn answer(request: &Request, task: &Task<'_>) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
-    let outcome = search_wide(task, &mut |standing| progress.show(standing));
-    let open = outcome.proof.searched_gap > 0.0;
-    Answer::new(request, outcome).ok_or(if open { Empty::Undecided } else { Empty::Proven })
+    let outcome = search_wide(task, &mut |standing| progress.show(standing)).found()?;
+    Answer::new(request, outcome).ok_or(Empty::Proven)
 }
 
-/// Alternatives that are nearly as fast; none for `--objective memory`.
+/// Alternatives that are nearly as fast.
 fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alternative> {
-    if args.objective == Objective::Memory {
-        return vec![];
-    }
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
     let own_s = answer.plan.predicted.iteration_s;
@@ -408,16 +397,53 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::Parser;
+    use std::time::Instant;
 
     #[test]
-    fn a_plan_is_found_where_the_default_time_was_too_little() {
+    fn a_plan_is_found_where_half_the_default_time_was_too_little() {
         let words = ["plan", "--model", "llama8b", "--gpus", "8"];
         let args = Cli::parse_from(words).plan;
         let mut request = Request::new(&args.request.flags()).expect("both are shipped");
         request.deadline = Some(Instant::now());
-        assert_eq!(best(&request, Objective::Time).err(), Some(Empty::Undecided));
-        let found = patiently(&mut request, FIRST, &args);
+        assert_eq!(best(&request).err(), Some(Empty::Undecided));
+        let is_default = args.limit.is_default();
+        let patience = Patience { answer_s: ANSWER_S, share: FIRST, is_default };
+        let found = patiently(&mut request, patience, best);
         assert!(found.is_ok_and(|answer| answer.feasible));
         assert!(request.deadline > Some(Instant::now()), "what follows has time, too");
+    }
+
+    /// A search ends before the time is up, to have some left for what follows. That is no proof.
+    #[test]
+    fn what_the_time_did_not_show_is_not_said_to_fit_nowhere() {
+        let words = ["plan", "--model", "gpt_1t", "--gpus", "46", "--cluster", "gb300_nvl72"];
+        let mut request = Request::new(&Cli::parse_from(words).plan.request.flags()).unwrap();
+        let known = {
+            let words = ["plan", "--model", "llama8b", "--gpus", "8"];
+            let request = Request::new(&Cli::parse_from(words).plan.request.flags()).unwrap();
+            best(&request).unwrap().plan
+        };
+        for objective in [Objective::Time, Objective::Memory] {
+            request.objective = objective;
+            for time_s in [0.002, 0.02] {
+                request.deadline = Some(Instant::now() + Duration::from_secs_f64(time_s));
+                assert_eq!(best(&request).err(), Some(Empty::Undecided), "{objective:?}");
+                request.deadline = Some(Instant::now() + Duration::from_secs_f64(time_s));
+                assert_eq!(again(&request, &known).err(), Some(Empty::Undecided), "{objective:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_is_made_again_where_the_default_time_was_too_little() {
+        let words = ["plan", "--model", "llama8b", "--gpus", "8"];
+        let args = Cli::parse_from(words).plan;
+        let mut request = Request::new(&args.request.flags()).expect("both are shipped");
+        let known = best(&request).expect("it fits").plan;
+        request.deadline = Some(Instant::now());
+        assert_eq!(again(&request, &known).err(), Some(Empty::Undecided));
+        let patience = Patience { answer_s: AGAIN_S, share: 1.0, is_default: true };
+        let found = patiently(&mut request, patience, |request| again(request, &known));
+        assert!(found.is_ok_and(|(gpus, answer)| gpus == 8 && answer.feasible));
     }
 }

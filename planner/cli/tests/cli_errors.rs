@@ -101,12 +101,18 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 23] = [
+    let cases: [(&str, &[&str]); 26] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
-        ("--model tiny --gpus eight", &["invalid value 'eight'"]),
+        ("--model tiny --gpus eight", &["invalid value 'eight'", "a whole number from 1"]),
+        ("--model tiny --gpus -8", &["invalid value '-8' for '--gpus", "a whole number from 1"]),
+        ("--model tiny --gpus 8 --tokens -1", &["--tokens cannot be `-1`"]),
+        (
+            "schedule zb_auto --stages 4 --micro-batches 8 --memory-limit 0.5",
+            &["memory limit of 0.5", "least that it has one for is 1"],
+        ),
         ("schedule 1f1c --stages 4 --micro-batches 8", &["did you mean `1f1b`"]),
         ("schedule 1f1b --stages 4 --micro-batches 8 --optimal stage", &["no effect on 1f1b"]),
         (

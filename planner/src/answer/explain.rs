@@ -4,7 +4,7 @@ use crate::answer::report::Alternative;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
-use crate::search::{Found, Outcome, Progress, search, search_wide};
+use crate::search::{Empty, Found, Outcome, Progress, search, search_wide};
 use crate::until::Until;
 use models::cluster::{AttentionKernel, ClusterSpec};
 use models::decisions::{Decisions, Offload, Recompute, RecomputePolicy, Vocab};
@@ -410,11 +410,15 @@ fn lean(r: &Restrictions) -> Restrictions {
 /// Doubles device memory until something fits, then narrows it down. With it the share of that
 /// memory in which nothing fits.
 fn leanest(request: &Request, progress: Progress<'_>) -> Option<(Found, f64)> {
-    let mut factor = 2.0;
+    let (mut low, mut factor) = (1.0, 2.0);
     while factor < 1e6 && !request.task().is_stopped() {
-        if let Some(found) = any_with_factor(request, factor, progress) {
-            let (low, high, found) = close_in(request, factor / 2.0, (factor, found), progress);
-            return Some((found, low / high));
+        match any_with_factor(request, factor, progress) {
+            Ok(found) => {
+                let (low, high, found) = close_in(request, low, (factor, found), progress);
+                return Some((found, low / high));
+            }
+            Err(Empty::Proven) => low = factor,
+            Err(Empty::Undecided) => {}
         }
         factor *= 2.0;
     }
@@ -422,9 +426,11 @@ fn leanest(request: &Request, progress: Progress<'_>) -> Option<(Found, f64)> {
 }
 
 /// The fastest configuration in the least device memory that anything fits into, to 1 % or as far
-/// as the time reached; and the bytes below which nothing fits. `None` where nothing fits into the
-/// actual memory.
-pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<(Outcome, f64)> {
+/// as the time reached; and the bytes below which nothing fits.
+///
+/// # Errors
+/// Nothing fits into the actual memory, or the time did not show.
+pub fn least_memory(request: &Request, progress: Progress<'_>) -> Result<(Outcome, f64), Empty> {
     let cluster = &request.cluster;
     let found = any_with_factor(request, 1.0, progress)?;
     let low = (cluster.reserved_bytes() / cluster.device.hbm_bytes).max(1e-3);
@@ -432,13 +438,14 @@ pub fn least_memory(request: &Request, progress: Progress<'_>) -> Option<(Outcom
     let (low, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
     let cluster = with_factor(request, factor);
     let least_bytes = with_factor(request, low).usable_bytes() + cluster.reserved_bytes();
-    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
+    let outcome = search_wide(&Task { cluster: &cluster, ..request.task() }, progress);
     // Where the time is up, nothing is proven of the configuration that was found on the way.
-    Some((Outcome { best: outcome.best.or(Some(found)), ..outcome }, least_bytes))
+    Ok((Outcome { best: outcome.best.or(Some(found)), ..outcome }, least_bytes))
 }
 
 /// Bisects between a factor of device memory that is too little and one that is enough, to 1 % or
-/// until the time is up.
+/// until the time is up: the largest factor that is proven to be too little, and the least that is
+/// enough with what fits.
 fn close_in(
     request: &Request,
     mut low: f64,
@@ -446,15 +453,16 @@ fn close_in(
     progress: Progress<'_>,
 ) -> (f64, f64, Found) {
     let (mut high, mut found) = enough;
-    while high > 1.01 * low {
-        let middle = (low * high).sqrt();
-        let leaner = any_with_factor(request, middle, progress);
+    let mut tried = low;
+    while high > 1.01 * tried {
+        let middle = (tried * high).sqrt();
+        match any_with_factor(request, middle, progress) {
+            Ok(leaner) => (high, found) = (middle, leaner),
+            Err(Empty::Proven) => (low, tried) = (middle, middle),
+            Err(Empty::Undecided) => tried = middle,
+        }
         if request.task().is_stopped() {
             break;
-        }
-        match leaner {
-            Some(leaner) => (high, found) = (middle, leaner),
-            None => low = middle,
         }
     }
     (low, high, found)
@@ -467,10 +475,10 @@ fn with_factor(request: &Request, factor: f64) -> ClusterSpec {
 }
 
 /// Anything that fits into the device memory times a factor.
-fn any_with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Option<Found> {
+fn any_with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Result<Found, Empty> {
     let cluster = with_factor(request, factor);
     let task = Task { cluster: &cluster, any: true, solver_work: QUESTION_WORK, ..request.task() };
-    search(&task, progress).best
+    search(&task, progress).found()?.best.ok_or(Empty::Proven)
 }
 
 fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {

@@ -4,10 +4,10 @@
 //! Few numbers of GPUs can be split over a model. Where the new one cannot, the best of the largest
 //! numbers below it that can is taken, and the rest idles.
 
+use crate::answer::explain::least_memory;
 use crate::request::restrictions::{Numbers, Restrictions};
 use crate::request::{Request, Task};
-use crate::search::{Outcome, Progress, search, search_wide};
-use crate::until::Until;
+use crate::search::{Empty, Outcome, Progress, search, search_wide};
 use models::decisions::Decisions;
 
 /// Numbers of GPUs to try, and how many below the one asked for are looked at.
@@ -17,31 +17,63 @@ const LOOKED_AT: usize = 4096;
 const NEAR: f64 = 0.3;
 
 /// The fastest plan on at most the request's GPUs: the request with the number that it uses, and
-/// the outcome of its search. `known` are the decisions of a plan on another number. `None` where
-/// no number can be split, or nothing fits.
+/// the outcome of its search. `known` are the decisions of a plan on another number.
+///
+/// # Errors
+/// No number can be split, nothing fits, or the time did not show.
 pub fn replan(
     request: &Request,
     known: &Decisions,
     progress: Progress<'_>,
-) -> Option<(Request, Outcome)> {
+) -> Result<(Request, Outcome), Empty> {
     let alike = with_degrees(request, known);
-    let mut best = alike.and_then(|gpus| near(&on(request, gpus), known, progress));
+    let mut why = Empty::Proven;
+    let mut best = None;
+    if let Some(gpus) = alike {
+        let on = on(request, gpus);
+        match near(&on, known, progress) {
+            Ok(outcome) => best = Some((on, outcome)),
+            Err(open) => why = open,
+        }
+    }
     let mut larger = largest(request);
     larger.retain(|gpus| alike.is_none_or(|alike| *gpus > alike));
     for (index, &gpus) in larger.iter().enumerate() {
         // Each number gets its part of the time, and the best of them what is left.
         let share = 1.0 / (larger.len() + 1 - index) as f64;
         let on = Request { gpus, ..request.with_share(share) };
-        let outcome = search_wide(&below(&on, best.as_ref()), progress);
-        if outcome.best.is_some() {
-            best = Some((Request { deadline: request.deadline, ..on }, outcome));
+        match search_wide(&below(&on, best.as_ref()), progress).found() {
+            Ok(outcome) => best = Some((Request { deadline: request.deadline, ..on }, outcome)),
+            Err(Empty::Undecided) => why = Empty::Undecided,
+            Err(Empty::Proven) => {}
         }
     }
-    let (on, first) = best?;
+    let (on, first) = best.ok_or(why)?;
     let mut outcome = search_wide(&below(&on, Some(&(on.clone(), first.clone()))), progress);
     outcome.effort.elapsed_s += first.effort.elapsed_s;
     outcome.best = outcome.best.or(first.best);
-    Some((on, outcome))
+    Ok((on, outcome))
+}
+
+/// The same for a plan of least memory: on the largest number of GPUs that can be split and where
+/// anything fits. With it the bytes below which nothing fits.
+///
+/// # Errors
+/// Those of [`replan`].
+pub fn replan_least_memory(
+    request: &Request,
+    progress: Progress<'_>,
+) -> Result<(Request, Outcome, f64), Empty> {
+    let mut why = Empty::Proven;
+    for gpus in largest(request) {
+        let on = on(request, gpus);
+        match least_memory(&on, progress) {
+            Ok((outcome, least_bytes)) => return Ok((on, outcome, least_bytes)),
+            Err(Empty::Undecided) => why = Empty::Undecided,
+            Err(Empty::Proven) => {}
+        }
+    }
+    Err(why)
 }
 
 /// The request's task for what takes less time than is known.
@@ -55,23 +87,19 @@ fn on(request: &Request, gpus: u64) -> Request {
     Request { gpus, ..request.clone() }
 }
 
-/// The fastest plan with the degrees of the known one, or anything that fits with them where the
-/// time is up before.
-fn near(
-    request: &Request,
-    known: &Decisions,
-    progress: Progress<'_>,
-) -> Option<(Request, Outcome)> {
+/// The fastest plan with the degrees of the known one, or anything that fits with them where its
+/// part of the time is up before.
+fn near(request: &Request, known: &Decisions, progress: Progress<'_>) -> Result<Outcome, Empty> {
     let restrictions = narrowed(&request.restrictions, known);
     let limited = request.with_share(NEAR);
-    let fastest = search(&Task { restrictions: &restrictions, ..limited.task() }, progress);
-    if fastest.best.is_some() {
-        return Some((request.clone(), fastest));
-    }
-    let task = Task { restrictions: &restrictions, any: true, ..request.task() };
-    let until = Until { deadline: None, ..task.until };
-    let any = search(&Task { until, ..task }, progress);
-    any.best.is_some().then(|| (request.clone(), any))
+    let task = Task { restrictions: &restrictions, ..limited.task() };
+    search(&task, progress).found().or_else(|why| match why {
+        Empty::Proven => Err(why),
+        Empty::Undecided => {
+            let task = Task { any: true, until: request.task().until, ..task.clone() };
+            search(&task, progress).found()
+        }
+    })
 }
 
 /// The restrictions with the degrees of a plan, where they are allowed; replicas follow from the

@@ -272,6 +272,7 @@ fn inputs(request: &Request, d: &Decisions) -> Inputs {
         tokens: request.tokens,
         settings: request.settings.clone(),
         runnable: request.runnable,
+        objective: request.objective,
         headroom: request.headroom,
         cluster: ClusterFigures::new(&request.cluster, d),
         model: request.model.clone(),

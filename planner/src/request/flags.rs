@@ -6,7 +6,7 @@ use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
 use models::input::{InputError, Source, nearest};
 use models::model::{self, MAX_IMBALANCE, ModelSpec};
-use models::plan::{ClusterFigures, Inputs, MOST_HEADROOM, Plan};
+use models::plan::{ClusterFigures, Inputs, MOST_HEADROOM, Objective, Plan};
 use models::program::unsupported_model;
 use std::io::Read;
 use std::path::Path;
@@ -59,6 +59,8 @@ impl Request {
         let request = Self {
             stop: Arc::default(),
             deadline: None,
+            processors: Arc::default(),
+            objective: Objective::Time,
             model: with_imbalance(
                 with_capacity(model, restrictions.capacity_factor)?,
                 flags.expert_imbalance,
@@ -148,6 +150,8 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
+        processors: Arc::default(),
+        objective: inputs.objective,
         model,
         file: None,
         cluster: cluster.with_headroom(inputs.headroom),

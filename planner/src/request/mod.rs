@@ -8,10 +8,11 @@ pub mod task;
 
 pub use task::Task;
 
-use crate::until::Until;
+use crate::until::{Processors, Until};
 use models::cluster::ClusterSpec;
 use models::input::{InputError, Source};
 use models::model::ModelSpec;
+use models::plan::{Objective, Plan};
 use restrictions::Restrictions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -43,6 +44,10 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
     /// When its searches have to answer; `None` where they go on to a proof.
     pub deadline: Option<Instant>,
+    /// What the threads of its searches got of the processors.
+    pub processors: Arc<Processors>,
+    /// What its plan makes least.
+    pub objective: Objective,
 }
 
 /// Default headroom. A run fails where it needs more memory than predicted; nine in ten groups of
@@ -56,10 +61,24 @@ impl Request {
         Self { cluster: self.cluster.clone().with_headroom(0.0), ..self.clone() }
     }
 
+    /// The same for what is compared with its plan. One of least memory compares with plans that
+    /// need no more than it does.
+    #[must_use]
+    pub fn in_memory_of(&self, plan: &Plan) -> Self {
+        let mut alike = self.clone();
+        if plan.inputs.objective == Objective::Memory {
+            // Plans have whole bytes, rounded down.
+            let needs_bytes = plan.predicted.peak_memory_bytes as f64 + 1.0;
+            let device = &mut alike.cluster.device;
+            device.hbm_bytes = device.hbm_bytes.min(needs_bytes / (1.0 - alike.cluster.headroom));
+        }
+        alike
+    }
+
     /// The same with a share of the time left.
     #[must_use]
     pub fn with_share(&self, share: f64) -> Self {
-        let until = Until { interrupt: None, deadline: self.deadline };
+        let until = Until { deadline: self.deadline, ..Until::default() };
         Self { deadline: until.share(share).deadline, ..self.clone() }
     }
 
@@ -75,6 +94,7 @@ impl Request {
     /// The search that answers it.
     pub fn task(&self) -> Task<'_> {
         let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
-        Task { until: Until { interrupt: Some(&self.stop), deadline: self.deadline }, ..task }
+        let (interrupt, processors) = (Some(&*self.stop), Some(&*self.processors));
+        Task { until: Until { interrupt, deadline: self.deadline, processors }, ..task }
     }
 }

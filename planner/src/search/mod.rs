@@ -28,6 +28,7 @@ mod queue;
 use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Restrictions};
+use crate::until::ThreadTime;
 use models::decisions::{Decisions, Vocab};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
@@ -80,16 +81,28 @@ pub struct Outcome {
     pub effort: Effort,
 }
 
+/// Why a search found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Empty {
+    /// There is nothing.
+    Proven,
+    /// The time was up before, or the work allowed for integer programs.
+    Undecided,
+}
+
 /// Called now and then with how far a search is.
 pub type Progress<'a> = &'a mut dyn FnMut(Standing);
 
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    let begun = ThreadTime::now();
     // The bounds hold for iterations that end at a barrier.
-    if task.restrictions.wants_post_validation() {
-        return exhaustive::run(task, progress);
-    }
-    queue::run(task, progress)
+    let outcome = match task.restrictions.wants_post_validation() {
+        true => exhaustive::run(task, progress),
+        false => queue::run(task, progress),
+    };
+    task.until.count(begun);
+    outcome
 }
 
 /// The same, and where a plan with vocabulary passes wins, a second search of every schedule that
@@ -119,6 +132,18 @@ pub fn wide_restrictions(task: &Task<'_>) -> Option<Restrictions> {
 }
 
 impl Outcome {
+    /// The outcome, if anything was found.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn found(self) -> Result<Self, Empty> {
+        match (&self.best, self.proof.searched_gap > 0.0) {
+            (Some(_), _) => Ok(self),
+            (None, true) => Err(Empty::Undecided),
+            (None, false) => Err(Empty::Proven),
+        }
+    }
+
     /// The outcome over two parts of a space, where the second was searched for what takes less
     /// than `cutoff_s`, the time found in the first.
     fn and(self, wide: Self, cutoff_s: f64) -> Self {

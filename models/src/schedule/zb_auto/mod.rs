@@ -100,20 +100,28 @@ pub fn zb_auto(
     ScheduleName::ZbAuto.check(ranks, micro_batches, chunks)?;
     costs.check()?;
     let counts = Counts::new(ranks, micro_batches, chunks)?;
-    let mut orders = Orders::new(counts, costs);
-    let makers = if chunks == 1 { &[zb_h1, zb_h2][..] } else { &[zb_v, v_half, v_min] };
-    let mut by_hand = makers.iter().map(|make| make(ranks, micro_batches));
-    // Expensive ones come last.
-    if let Some(schedule) = by_hand.next() {
-        orders.add(schedule?);
+    let orders = Orders::found(counts, costs.of_chunk(chunks), |orders| orders.is_done)?;
+    match orders.best() {
+        Some(schedule) => Ok(schedule),
+        None => Err(ScheduleError::Memory {
+            limit: costs.limit.to_string(),
+            least: least_limit(counts, costs.of_chunk(chunks))?.to_string(),
+        }),
     }
-    orders.search();
-    while !orders.is_done
-        && let Some(schedule) = by_hand.next()
-    {
-        orders.add(schedule?);
+}
+
+/// The least limit, in whole activations of a chunk, for which there is an order. `costs` are those
+/// of a chunk.
+fn least_limit(counts: Counts, costs: AutoCosts) -> Result<f64, ScheduleError> {
+    let limit = |held: usize| held as f64 * change(PassKind::F, costs);
+    let (mut too_few, mut enough) = (0, counts.micro_batches * counts.chunks);
+    while enough - too_few > 1 {
+        let middle = usize::midpoint(too_few, enough);
+        let costs = AutoCosts { limit: limit(middle), ..costs };
+        let orders = Orders::found(counts, costs, |orders| !orders.fitting.is_empty())?;
+        *(if orders.fitting.is_empty() { &mut too_few } else { &mut enough }) = middle;
     }
-    orders.best()
+    Ok(limit(enough))
 }
 
 /// Orders found so far that keep the memory limit.
@@ -123,29 +131,46 @@ struct Orders {
     /// Costs of a chunk.
     costs: AutoCosts,
     floor: Floor,
-    /// Least peak of activations among all orders found.
-    least_held: f64,
     fitting: Vec<(Lengths, Schedule, Frame)>,
     /// Whether the last of them meets the lower bound.
     is_done: bool,
 }
 
 impl Orders {
+    /// Orders until there are enough of them; `costs` are those of a chunk.
+    fn found(
+        counts: Counts,
+        costs: AutoCosts,
+        is_enough: impl Fn(&Self) -> bool,
+    ) -> Result<Self, ScheduleError> {
+        let Counts { ranks, micro_batches, chunks } = counts;
+        let mut orders = Self::new(counts, costs);
+        let makers = if chunks == 1 { &[zb_h1, zb_h2][..] } else { &[zb_v, v_half, v_min] };
+        let mut by_hand = makers.iter().map(|make| make(ranks, micro_batches));
+        // Expensive ones come last.
+        if let Some(schedule) = by_hand.next() {
+            orders.add(schedule?);
+        }
+        orders.search(&is_enough);
+        while !is_enough(&orders)
+            && let Some(schedule) = by_hand.next()
+        {
+            orders.add(schedule?);
+        }
+        Ok(orders)
+    }
+
     fn new(counts: Counts, costs: AutoCosts) -> Self {
-        let costs = costs.of_chunk(counts.chunks);
         let layout = ScheduleName::ZbAuto.layout(counts.chunks);
         let floor = Floor::new(counts, layout, costs);
-        let (least_held, fitting) = (f64::INFINITY, Vec::new());
-        Self { counts, layout, costs, floor, least_held, fitting, is_done: false }
+        Self { counts, layout, costs, floor, fitting: Vec::new(), is_done: false }
     }
 
     fn add(&mut self, schedule: Schedule) {
         if self.is_done {
             return;
         }
-        let held = most_held(&schedule, self.costs);
-        self.least_held = self.least_held.min(held);
-        if held <= self.costs.limit * (1.0 + 1e-9)
+        if most_held(&schedule, self.costs) <= self.costs.limit * (1.0 + 1e-9)
             && !self.fitting.iter().any(|(_, other, _)| *other == schedule)
             && let Some(mut frame) = Frame::new(&schedule, self.costs)
         {
@@ -155,8 +180,8 @@ impl Orders {
         }
     }
 
-    /// Adds the orders of greedy runs.
-    fn search(&mut self) {
+    /// Adds the orders of greedy runs until there are enough.
+    fn search(&mut self, is_enough: impl Fn(&Self) -> bool) {
         let (counts, costs) = (self.counts, self.costs);
         let mut line = with_ties(&line::Taste::ALL);
         let mut vee = with_ties(&vee::Taste::ALL);
@@ -164,7 +189,7 @@ impl Orders {
             1 => line.next().map(|taste| line::order(counts, costs, taste)),
             _ => vee.next().map(|taste| vee::order(counts, costs, taste)),
         };
-        while !self.is_done
+        while !is_enough(self)
             && let Some(found) = next()
         {
             if let Some(passes) = found {
@@ -174,11 +199,11 @@ impl Orders {
     }
 
     /// The best order, with its weight gradients polished.
-    fn best(mut self) -> Result<Schedule, ScheduleError> {
+    fn best(mut self) -> Option<Schedule> {
         if self.is_done
             && let Some((_, schedule, _)) = self.fitting.pop()
         {
-            return Ok(schedule);
+            return Some(schedule);
         }
         let by_length = |a: &Lengths, b: &Lengths| a.partial_cmp(b).unwrap_or(Ordering::Equal);
         self.fitting.sort_by(|(a, ..), (b, ..)| by_length(a, b));
@@ -186,9 +211,7 @@ impl Orders {
         let polish =
             |(lengths, schedule, frame)| polish::polished(schedule, frame, lengths, self.costs);
         let polished = self.fitting.into_iter().map(polish);
-        let limit = self.costs.limit.to_string();
-        let none = || ScheduleError::Memory { limit, nearest: self.least_held.to_string() };
-        polished.min_by(|(a, _), (b, _)| by_length(a, b)).map(|(_, s)| s).ok_or_else(none)
+        polished.min_by(|(a, _), (b, _)| by_length(a, b)).map(|(_, s)| s)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::super::expand::{Context, Expansion, Paths, SearchNode, Worker};
 use crate::pricing::pipelines::Pipelines;
 use crate::request::Task;
+use crate::until::ThreadTime;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,7 +63,11 @@ impl<'scope> Team<'scope> {
             let (own, work) = channel();
             let answer = answer.clone();
             let shared = Arc::clone(pipelines);
-            handles.push(scope.spawn(move || serve(task, shared, &work, &answer)));
+            handles.push(scope.spawn(move || {
+                let begun = ThreadTime::now();
+                serve(task, shared, &work, &answer);
+                task.until.count(begun);
+            }));
             to.push(own);
         }
         Self { to, threads: handles, from, sent: 0, under_way: VecDeque::new() }

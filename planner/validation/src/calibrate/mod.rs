@@ -10,6 +10,7 @@ pub mod gpu;
 use models::cluster::{ClusterSpec, Core, Dtype, Exchange, Measured, Product, Step};
 use models::input::{InputError, Source};
 use models::model;
+use models::plan::Objective;
 use models::text::double_quoted;
 use planner::cost::attention::{self, AttentionShape};
 use planner::cost::{gemm, memory_bound};
@@ -208,6 +209,8 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     let request = Request {
         stop: Arc::default(),
         deadline: None,
+        processors: Arc::default(),
+        objective: Objective::Time,
         restrictions: restrictions(&settings, false, cluster, &model)?,
         model,
         file: Some(source),
