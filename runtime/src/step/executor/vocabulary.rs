@@ -63,7 +63,7 @@ impl<'a, 'l, D: Device> StepState<'a, 'l, D> {
     /// What passes over this rank's rows of the vocabulary are given: their weights, too.
     fn shard_context(&self, pass: Pass) -> Result<Context<'a, D>, CommError> {
         let shard = self.shared(pass)?;
-        self.context(pass).gather(&[shard.begin()..shard.end()])
+        self.context(pass).gather(std::slice::from_ref(&(shard.begin()..shard.end())))
     }
 
     /// Says that a pass has added to the gradients of this rank's rows of the vocabulary, so that
