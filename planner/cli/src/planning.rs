@@ -68,7 +68,10 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let (gpus, mut answer) = match found {
         Ok(found) => found,
         Err(why) => {
-            conflicts::check(&request)?;
+            // With --from, whether the GPUs can be split was not checked before.
+            if why == Empty::Proven {
+                conflicts::check(&request)?;
+            }
             return Err(nothing_fits(&request, why));
         }
     };
