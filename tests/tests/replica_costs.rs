@@ -149,6 +149,42 @@ fn naive_replicas_hide_no_gathers() {
     }
 }
 
+/// Tables of the vocabulary travel as layers do: the first stage gathers its own once and reduces
+/// its gradient, the last gathers its own twice. What is on its way is as large as the table.
+#[test]
+fn tables_of_the_vocabulary_travel_with_every_micro_batch() {
+    let model = ModelSpec { vocab: 50_000, ..plain_model(8, 16, None) };
+    let stage = |words: &str, stage| {
+        let words = format!("dp=2 vocab=first_last dp_reduction=naive {words}");
+        stage_of(&model, 8, &words, stage)
+    };
+    let dp_s = |zero_stage: u8, at| {
+        let cost = stage(&format!("zero_stage={zero_stage}"), at);
+        (cost.forward.dp_s, cost.backward.dp_s)
+    };
+    let table = 50_000.0 * model.hidden as f64;
+    // Of two ranks each sends half; weights have two bytes, gradients four.
+    let sent_s = |bytes: f64| SLOWDOWN * (0.5 * table * bytes / 0.8e9);
+    let near = |found_s: f64, by_hand_s: f64| {
+        assert!((found_s / by_hand_s - 1.0).abs() < 0.01, "{found_s}, not {by_hand_s}");
+    };
+    let (forward_s, backward_s) = dp_s(3, 1);
+    let (first_forward_s, first_backward_s) = dp_s(3, 0);
+    near(first_forward_s - forward_s, sent_s(2.0));
+    near(first_backward_s - backward_s, sent_s(4.0));
+    let (last_forward_s, last_backward_s) = dp_s(3, 3);
+    near(last_forward_s - forward_s, sent_s(2.0));
+    near(last_backward_s - backward_s, sent_s(2.0 + 4.0));
+    let (_, backward_s) = dp_s(2, 1);
+    near(dp_s(2, 0).1 - backward_s, sent_s(4.0));
+    let moving_bytes =
+        |zero_stage: u8| stage(&format!("zero_stage={zero_stage}"), 0).workspace_bytes;
+    assert_eq!(moving_bytes(1), 0.0);
+    // Weights, the next unit's, and gradients, less what every rank has for its layers.
+    let layer = params::layer(&model, model.layer_kind(0)).total() as f64;
+    near(moving_bytes(3), 8.0 * (table - layer));
+}
+
 /// A vocabulary of 500 over four pipeline ranks is padded to eight shards of 63 rows; two of them
 /// are 126 rows, and fast products need a multiple of eight.
 #[test]

@@ -308,23 +308,37 @@ impl<'a> Configuration<'a> {
         let (vocab, tied) = (&self.layer_costs.vocab, self.cache.model.tied_embeddings);
         let (embedding, head) = self.cache.vocab_params(self.decisions.tp);
         let (first, last) = (stage == 0, stage + 1 == self.stages());
+        let dense = |count| LocalParams { dense: count, expert: 0.0 };
         if first {
-            cost.forward += vocab.embed_forward;
-            cost.backward += vocab.embed_backward;
+            let table = dense(embedding);
+            cost.forward += self.with_gather(vocab.embed_forward, table, 1.0, 0.0);
+            // Its backward pass reads no weights.
+            cost.backward += self.with_gather(vocab.embed_backward, table, 0.0, 1.0);
             cost.params.dense += embedding;
             cost.extra_in_flight_bytes += vocab.embed_saved_bytes;
+            cost.workspace_bytes = self.moving_table_bytes(embedding);
         }
         if last {
-            cost.forward += vocab.head_forward;
-            cost.backward += vocab.head_backward_input + vocab.head_backward_weight;
+            let (table, backward) =
+                (dense(head), vocab.head_backward_input + vocab.head_backward_weight);
+            cost.forward += self.with_gather(vocab.head_forward, table, 1.0, 0.0);
+            cost.backward += self.with_gather(backward, table, 1.0, 1.0);
             if self.decisions.schedule.splits_backward() {
                 cost.weight_s += vocab.head_backward_weight.total_s();
             }
             let shared = tied && self.decisions.layout().ends_meet(self.ranks(), self.stages());
             cost.params.dense += if shared { 0.0 } else { head };
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
-            cost.workspace_bytes += vocab.logits_bytes;
+            let moving_bytes = self.moving_table_bytes(head);
+            cost.workspace_bytes = vocab.logits_bytes + cost.workspace_bytes.max(moving_bytes);
         }
+    }
+
+    /// Bytes by which a table that ZeRO gathers or reduces is larger than what every rank has for
+    /// that.
+    fn moving_table_bytes(&self, table: f64) -> f64 {
+        let moving_bytes = table * self.state.motion_bytes_a_parameter(self.decisions.dtype);
+        (moving_bytes - self.in_motion_bytes()).max(0.0)
     }
 
     /// Exposed time of summing a tied embedding's gradients, s. `layers_weight_s` are the weight
