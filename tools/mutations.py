@@ -194,7 +194,7 @@ MUTATIONS = [
      "let h = self.receive_from(from, tag(Carried::Output, 0, pass.micro_batch & !1), pass)?;", "schedules/a_covering_set"),
     ("every replica updates the first piece", "state/shards.rs", "let first = rank * piece;", "let first = rank * piece * 0;", "equivalence/a_covering_set_of_splits"),
     ("pieces that others updated are not gathered", "state/weights.rs",
-     "if !zero.shares_optimizer() || zero.shares_weights() {", "if true || zero.stage > 9 {",
+     "if !self.shards.gathers_updates() {", "if true || !self.shards.gathers_updates() {",
      "equivalence/a_covering_set_of_splits"),
     ("a micro-batch's shared gradients replace those before", "step/reduce.rs",
      "self.device.add_wide(whole, gradients.sums_mut().range_mut(to));",

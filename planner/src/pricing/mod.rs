@@ -316,7 +316,6 @@ impl<'a> Configuration<'a> {
             cost.backward += self.with_gather(vocab.embed_backward, table, 0.0, 1.0);
             cost.params.dense += embedding;
             cost.extra_in_flight_bytes += vocab.embed_saved_bytes;
-            cost.workspace_bytes = self.moving_table_bytes(embedding);
         }
         if last {
             let (table, backward) =
@@ -329,16 +328,8 @@ impl<'a> Configuration<'a> {
             let shared = tied && self.decisions.layout().ends_meet(self.ranks(), self.stages());
             cost.params.dense += if shared { 0.0 } else { head };
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
-            let moving_bytes = self.moving_table_bytes(head);
-            cost.workspace_bytes = vocab.logits_bytes + cost.workspace_bytes.max(moving_bytes);
+            cost.workspace_bytes += vocab.logits_bytes;
         }
-    }
-
-    /// Bytes by which a table that ZeRO gathers or reduces is larger than what every rank has for
-    /// that.
-    fn moving_table_bytes(&self, table: f64) -> f64 {
-        let moving_bytes = table * self.state.motion_bytes_a_parameter(self.decisions.dtype);
-        (moving_bytes - self.in_motion_bytes()).max(0.0)
     }
 
     /// Exposed time of summing a tied embedding's gradients, s. `layers_weight_s` are the weight
