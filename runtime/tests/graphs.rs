@@ -199,16 +199,19 @@ fn who_replays_nothing_says_why() {
     rank.replay_steps(CudaGraphs::Always, None);
     assert_eq!(rank.replays().why_not.unwrap(), "the rank is on a processor");
 
-    let shared = Split { dp: 2, micro_batch: 4, ..split };
-    let (program, one) = (shared.program(&model(case)), gpu(&machine));
-    for said in run_ranks(2, Options::default(), |world| {
-        let device = Gpu::<f32>::new(one.fork().unwrap());
-        let stages = Direct::new(&program);
-        let mut rank = Rank::new(&stages, world, device, shared.reduction, 1).unwrap();
-        rank.replay_steps(CudaGraphs::Always, None);
-        rank.replays().why_not
-    }) {
-        assert_eq!(said.unwrap(), "ranks share the GPU");
+    let one = gpu(&machine);
+    for (zero, why) in [(0, "ranks share the GPU"), (1, "gather updated weights into new memory")] {
+        let shared = Split { dp: 2, micro_batch: 4, zero, ..split.clone() };
+        let program = shared.program(&model(case));
+        for said in run_ranks(2, Options::default(), |world| {
+            let device = Gpu::<f32>::new(one.fork().unwrap());
+            let stages = Direct::new(&program);
+            let mut rank = Rank::new(&stages, world, device, shared.reduction, 1).unwrap();
+            rank.replay_steps(CudaGraphs::Always, None);
+            rank.replays().why_not
+        }) {
+            assert!(said.as_ref().is_some_and(|said| said.contains(why)), "{said:?}");
+        }
     }
 }
 

@@ -177,6 +177,16 @@ fn tables_of_the_vocabulary_travel_with_every_micro_batch() {
     near(last_backward_s - backward_s, sent_s(2.0 + 4.0));
     let (_, backward_s) = dp_s(2, 1);
     near(dp_s(2, 0).1 - backward_s, sent_s(4.0));
+    // A tied table on one rank is read by both layers, and reduced once.
+    let [tied, untied] = [true, false].map(|tied_embeddings| {
+        let model = ModelSpec { tied_embeddings, ..model.clone() };
+        let decisions = decided(&model, &machine(), 2, "dp=2 zero_stage=3 dp_reduction=naive");
+        let (cluster, gpus) = (machine(), 2);
+        let cache = CostCache::new(&model, &cluster, gpus);
+        Configuration::new(&cache, decisions).expect("valid").stage(0, 0, 8)
+    });
+    near(untied.backward.dp_s - tied.backward.dp_s, sent_s(4.0));
+    assert!(close(untied.forward.dp_s, tied.forward.dp_s));
 }
 
 /// A vocabulary of 500 over four pipeline ranks is padded to eight shards of 63 rows; two of them

@@ -146,7 +146,7 @@ impl DirectStage {
         let mut passed = Slot::Stream(Residual::Whole(stream));
         let mut all = Vec::with_capacity(parts.len());
         for part in parts {
-            let ctx = ctx.gather(&part.reads)?;
+            let ctx = ctx.without_prefetch().gather(&part.reads)?;
             let mut run = self.run(&ctx, part);
             passed = run.forward(passed).await?;
             all.push(run.keep(part.recompute));

@@ -57,7 +57,7 @@ impl Replicas {
         match self.stage {
             0 => vec![format!("let ctx = &self.{of}.weights(ctx)?;")],
             3 => gathers("dp: all-gather of weights"),
-            _ => gathers("dp: all-gather of updates, once a step"),
+            _ => gathers("dp: updates, gathered once a step"),
         }
     }
 

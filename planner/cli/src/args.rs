@@ -104,7 +104,7 @@ pub struct RequestArgs {
 
 /// A whole number that is not negative. One out of range is refused where it is used.
 fn whole(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "it takes a whole number from 1".to_owned())
+    text.parse().map_err(|_| format!("it takes a whole number from 1 to {}", u64::MAX))
 }
 
 /// What `--set` takes, decision by decision.
@@ -167,7 +167,7 @@ pub struct PlanArgs {
 pub struct LimitArgs {
     /// Seconds until the best plan so far is printed, with how far from the best possible it may
     /// be [default: 1; 0.2 with --from; where that shows nothing and other programs had the
-    /// processors, `plan` goes on for up to 15 s; 0.05 for `estimate` with everything set, 0.4 for
+    /// processors, `plan` goes on for about 15 s at most; 0.05 for `estimate` with everything set, 0.4 for
     /// each alternative of `explain`; 60 more for --order ilp]
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS")]
     pub time_limit: Option<f64>,

@@ -38,7 +38,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     if plan.inputs.objective == Objective::Memory {
         let needs = text::bytes(plan.predicted.peak_memory_bytes);
         output::print(&format!(
-            "\nit is to need the least memory: what follows has its {needs}\n"
+            "\nthis plan needs the least memory: what follows may use no more than its {needs}\n"
         ))?;
     }
     let (mut shown, mut bought) = (None, Vec::new());

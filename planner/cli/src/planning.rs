@@ -188,7 +188,8 @@ fn reordered(
         true => "by mean times none is shorter".to_owned(),
         false => format!("by mean times another may be up to {:.2} % shorter", 100.0 * gap),
     };
-    Ok(match choice::shorter(&request.task(), decisions, &answer.placed, how) {
+    let alike = request.in_memory_of(&answer.plan);
+    Ok(match choice::shorter(&alike.task(), decisions, &answer.placed, how) {
         Ok(found) => {
             let saved = 1.0 - found.found.priced.iteration_s / answer.plan.predicted.iteration_s;
             let proof = proof(found.proven, found.gap);

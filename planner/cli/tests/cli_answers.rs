@@ -311,8 +311,8 @@ fn a_plan_of_least_memory_says_so() {
     assert!(explained.out.contains("least memory"), "{explained:?}");
     assert!(!explained.out.contains("faster than the plan"), "{explained:?}");
     let needs = |run: &Run| run.json()["predicted"]["peak_memory_bytes"].clone();
-    let direct = plan(&format!("{words} --objective memory --json"));
-    let again = plan(&format!("--from {path} --json"));
+    let direct = plan(&format!("{words} --objective memory --prove --json"));
+    let again = plan(&format!("--from {path} --prove --json"));
     assert_eq!(needs(&again), needs(&direct));
     let by_time = plan(&format!("--from {path} --objective time --json"));
     assert!(needs(&by_time).as_u64() > needs(&again).as_u64(), "{by_time:?}");
@@ -320,6 +320,31 @@ fn a_plan_of_least_memory_says_so() {
     std::fs::write(&file, text.replacen("  objective: memory\n", "", 1)).unwrap();
     assert_eq!(plan(&format!("check {path}")).code, 0);
     assert_eq!(plan(&format!("check {path} --proof")).code, 2);
+}
+
+/// Of a plan's degrees nothing may fit elsewhere, on the same number of GPUs, where others do.
+#[test]
+fn other_degrees_are_tried_on_as_many_gpus() {
+    let path = scratch("narrow.yaml").display().to_string();
+    let words = "--model llama8b --gpus 16 --set zero_stage=0 --set offload=none";
+    assert_eq!(plan(&format!("{words} -o {path}")).code, 0);
+    let direct = plan(&format!("{words} --cluster a100_40g --prove --json"));
+    let again = plan(&format!("--from {path} --cluster a100_40g --prove --json"));
+    let step = |run: &Run| run.json()["predicted"]["iteration_s"].clone();
+    assert_eq!(step(&again), step(&direct));
+}
+
+/// An order of its own takes no more memory than a plan of least memory needs.
+#[test]
+fn an_order_for_a_plan_of_least_memory_stays_in_it() {
+    let path = scratch("ordered.yaml").display().to_string();
+    let words = "--model llama8b --gpus 16 --set pp=4 --set schedule=1f1b --set micro_batch=1";
+    let asked = format!("{words} --set vocab=first_last --objective memory --prove");
+    let named = plan(&format!("{asked} --json"));
+    let ordered = plan(&format!("{asked} --order auto -o {path} --json"));
+    let needs = |run: &Run| run.json()["predicted"]["peak_memory_bytes"].as_u64();
+    assert!(needs(&ordered) <= needs(&named), "{ordered:?}");
+    assert_eq!(plan(&format!("check {path} --proof")).code, 0);
 }
 
 /// A capacity factor is part of the model, also where a setting on `--from` brings it.

@@ -501,20 +501,21 @@ fn in_groups(
     if d.recompute != RecomputePolicy::Full || groups.is_restricted() {
         return None;
     }
-    let (kind, split) = (model.layer_kind(0), Split::of(d));
+    // Dense layers, if there are any beside mixtures, come first and are few.
+    let (kind, split) = (model.layer_kind(model.layers - 1), Split::of(d));
     let fused = request.cluster.software.attention == AttentionKernel::Flash;
     let bytes = |option| layer::saved_bytes(model, kind, &split, d.dtype, fused, option);
     let layers = model.layers as f64 / d.pp as f64;
     let in_flight = d.pp.min(d.micro_batches) as f64;
     let (input, values) = (bytes(Recompute::Full), bytes(Recompute::None));
     let least = least_memory_group(layers, in_flight, input, values);
-    let mut sizes = [least.floor(), least.ceil()].map(|size| size as u64).into_iter();
-    sizes.find_map(|size| {
+    let sizes = BTreeSet::from([least.floor(), least.ceil()].map(|size| size as u64));
+    sizes.into_iter().filter(|&size| size > 1).find_map(|size| {
         let recompute_group = Numbers::only(size);
         let restrictions = Restrictions { recompute_group, ..request.restrictions.clone() };
         let task =
             Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
-        let found = search(&task, progress).best.filter(|_| size > 1)?;
+        let found = search(&task, progress).best?;
         Some((format!("--set recompute_group={size}"), found))
     })
 }

@@ -26,18 +26,16 @@ pub fn replan(
     known: &Decisions,
     progress: Progress<'_>,
 ) -> Result<(Request, Outcome), Empty> {
-    let alike = with_degrees(request, known);
-    let mut why = Empty::Proven;
-    let mut best = None;
-    if let Some(gpus) = alike {
-        let on = on(request, gpus);
-        match near(&on, known, progress) {
-            Ok(outcome) => best = Some((on, outcome)),
-            Err(open) => why = open,
-        }
-    }
+    let alike = with_degrees(request, known).map(|gpus| on(request, gpus));
+    let mut best = alike.and_then(|on| {
+        let outcome = near(&on, known, progress).ok()?;
+        Some((on, outcome))
+    });
+    // Where the known degrees gave nothing, others may on the same number.
+    let least = best.as_ref().map(|(on, _)| on.gpus);
     let mut larger = largest(request);
-    larger.retain(|gpus| alike.is_none_or(|alike| *gpus > alike));
+    larger.retain(|gpus| least.is_none_or(|least| *gpus > least));
+    let mut why = Empty::Proven;
     for (index, &gpus) in larger.iter().enumerate() {
         // Each number gets its part of the time, and the best of them what is left.
         let share = 1.0 / (larger.len() + 1 - index) as f64;

@@ -223,12 +223,14 @@ impl<'a> Configuration<'a> {
             _ => software.vocab_slowdown,
         };
         let slowed = |parts: Parts| parts.slowed(slowdown);
+        // Layers that run again together are gathered for that and for their backward passes.
+        let gathers = if self.decisions.recompute_group > 1 { 2.0 } else { 1.0 };
         for (kind, &count) in counts.iter().enumerate() {
             let layer = &self.layer_costs.layer[kind];
             let params = self.layer_costs.params[kind];
             let (forward, backward) = (slowed(layer.forward), slowed(layer.backward()));
             cost.forward += self.with_gather(forward, params, 1.0, 0.0) * count as f64;
-            cost.backward += self.with_gather(backward, params, 1.0, 1.0) * count as f64;
+            cost.backward += self.with_gather(backward, params, gathers, 1.0) * count as f64;
             cost.params = cost.params + params * count as f64;
             // Activations on the host are of layers that recompute alike.
             let option = recompute_split::options(self.decisions.recompute)[0];
@@ -320,13 +322,15 @@ impl<'a> Configuration<'a> {
         if last {
             let (table, backward) =
                 (dense(head), vocab.head_backward_input + vocab.head_backward_weight);
+            // A tied table is reduced once, behind the input layer.
+            let shared = tied && self.decisions.layout().ends_meet(self.ranks(), self.stages());
+            let (reductions, own) = if shared { (0.0, 0.0) } else { (1.0, head) };
             cost.forward += self.with_gather(vocab.head_forward, table, 1.0, 0.0);
-            cost.backward += self.with_gather(backward, table, 1.0, 1.0);
+            cost.backward += self.with_gather(backward, table, 1.0, reductions);
             if self.decisions.schedule.splits_backward() {
                 cost.weight_s += vocab.head_backward_weight.total_s();
             }
-            let shared = tied && self.decisions.layout().ends_meet(self.ranks(), self.stages());
-            cost.params.dense += if shared { 0.0 } else { head };
+            cost.params.dense += own;
             cost.extra_in_flight_bytes += vocab.head_saved_bytes;
             cost.workspace_bytes += vocab.logits_bytes;
         }

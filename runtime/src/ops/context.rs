@@ -245,9 +245,9 @@ impl<D: Device> PassUnits<'_, D> {
 }
 
 impl<'a, D: Device> PassContext<'a, D> {
-    /// The weights of `elements` besides. What replicas share is gathered from them, and freed with
-    /// what this returns if they share weights (ZeRO stage 3). The weights that the pass needs next
-    /// are on their way when it returns.
+    /// The pass with the weights of `elements`. What replicas share is gathered from them, and freed
+    /// with what this returns if they share weights (ZeRO stage 3). The weights that the pass needs
+    /// next are on their way when it returns.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -260,6 +260,13 @@ impl<'a, D: Device> PassContext<'a, D> {
             self.units.start_next(self.device, first)?;
         }
         Ok(Context { pass: self.clone(), weights })
+    }
+
+    /// The same where no other weights are gathered meanwhile: for layers of a backward pass that
+    /// run forward again, whose next ones it does not know.
+    #[must_use]
+    pub fn without_prefetch(&self) -> Self {
+        Self { units: PassUnits { prefetch: false, ..self.units.clone() }, ..self.clone() }
     }
 
     /// The ranks among which experts are divided.

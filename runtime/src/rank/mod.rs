@@ -226,10 +226,10 @@ impl<'a, D: Device> Rank<'a, D> {
         let moves = "replicas gather updated weights into new memory";
         let why_not = refused
             .or_else(|| device.not_recordable())
+            .or(self.fixed.shards.gathers_updates().then_some(moves))
             .or_else(|| groups.world.not_recordable())
             .or(spec.post_validation.then_some(decides))
             .or((spec.host_memory == HostMemory::Activations).then_some(waits))
-            .or(self.fixed.shards.gathers_updates().then_some(moves))
             .or(spec.experts.map(|_| chooses));
         self.graph_replay.set(when, why_not);
     }

@@ -441,8 +441,9 @@ pub fn backward_in_groups<D: Device, L: Layer<D>>(
     mut dy: L::Gradient,
     gradients: &mut Gradients<'_, D>,
 ) -> Result<L::Gradient, CommError> {
+    let again = ctx.without_prefetch();
     for (layers, input) in layers.chunks(group).zip(inputs).rev() {
-        let (_, kept) = forward_all(layers, ctx, input)?;
+        let (_, kept) = forward_all(layers, &again, input)?;
         dy = backward_all(layers, ctx, kept, dy, gradients)?;
     }
     Ok(dy)

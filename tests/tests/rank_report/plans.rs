@@ -1,7 +1,7 @@
 //! The plans that are run.
 
 /// Golden case, number of GPUs, and pinned settings.
-pub const PLANS: [(&str, u64, &str); 42] = [
+pub const PLANS: [(&str, u64, &str); 43] = [
     (
         "llama_gqa",
         8,
@@ -89,6 +89,7 @@ pub const PLANS: [(&str, u64, &str); 42] = [
     ("llama_gqa", 4, "tp=1 pp=1 dp=4 zero_stage=1 dp_shard=2 micro_batch=1"),
     ("llama_tied", 4, "tp=1 pp=1 dp=4 zero_stage=2 dp_shard=2 micro_batch=2"),
     ("gpt2", 4, "tp=1 pp=1 dp=4 zero_stage=3 micro_batch=1"),
+    ("llama_gqa", 4, "tp=1 pp=1 dp=4 zero_stage=3 recompute=full recompute_group=2 micro_batch=1"),
     ("qwen2", 8, "tp=1 pp=2 dp=4 zero_stage=3 dp_shard=2 schedule=1f1b micro_batch=1"),
     ("llama_gqa", 4, "tp=1 pp=2 dp=2 zero_stage=0 schedule=1f1b micro_batch=1 dp_reduction=naive"),
     ("qwen2", 4, "tp=1 pp=2 dp=2 zero_stage=0 schedule=1f1b micro_batch=1 dp_reduction=overlapped"),

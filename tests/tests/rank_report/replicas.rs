@@ -93,7 +93,12 @@ fn state_sent(run: &Ran, pp_rank: usize) -> f64 {
             let both = [0, program.stages.len() - 1].iter().all(|stage| stages.contains(stage));
             let tied = both && program.model.tied_embeddings && program.vocab.is_none();
             let again = if tied { 2.0 * moved(&input[..1]) } else { 0.0 };
-            passes * (3.0 * gathered - moved(&input) + again)
+            // Layers that run again together are gathered for that too.
+            let layers = stages.iter().flat_map(|&stage| program.stages[stage].layers());
+            let layers: Vec<u64> =
+                layers.map(|layer| shapes::elements(&shapes::layer(program, layer))).collect();
+            let rerun = if program.recompute_group > 1 { moved(&layers) } else { 0.0 };
+            passes * (3.0 * gathered - moved(&input) + again + rerun)
         }
     }
 }

@@ -367,7 +367,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
         self.executor.spec.layout.stage_of(ranks, rank, usize::from(pass.chunk))
     }
 
-    /// What layers of a pass are given. The weights with which they begin are on their way.
+    /// What layers of a pass are given.
     fn context(&self, pass: Pass) -> PassContext<'a, D> {
         let executor = self.executor;
         let (weights, stage) = (self.given.weights, &executor.stages[usize::from(pass.chunk)]);
