@@ -201,7 +201,7 @@ fn who_replays_nothing_says_why() {
 
     let one = gpu(&machine);
     for (zero, why) in [(0, "ranks share the GPU"), (1, "gather updated weights into new memory")] {
-        let shared = Split { dp: 2, micro_batch: 4, zero, ..split.clone() };
+        let shared = Split { dp: 2, micro_batch: 4, zero, ..split };
         let program = shared.program(&model(case));
         for said in run_ranks(2, Options::default(), |world| {
             let device = Gpu::<f32>::new(one.fork().unwrap());

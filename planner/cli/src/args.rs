@@ -167,8 +167,8 @@ pub struct PlanArgs {
 pub struct LimitArgs {
     /// Seconds until the best plan so far is printed, with how far from the best possible it may
     /// be [default: 1; 0.2 with --from; where that shows nothing and other programs had the
-    /// processors, `plan` goes on for about 15 s at most; 0.05 for `estimate` with everything set, 0.4 for
-    /// each alternative of `explain`; 60 more for --order ilp]
+    /// processors, `plan` goes on for about 15 s at most; 0.05 for `estimate` with everything set,
+    /// 0.4 for each alternative of `explain`; 60 more for --order ilp]
     #[arg(long, allow_negative_numbers = true, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
     /// Go on until nothing can be faster, or integer programs have done all the work they are

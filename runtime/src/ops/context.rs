@@ -245,9 +245,9 @@ impl<D: Device> PassUnits<'_, D> {
 }
 
 impl<'a, D: Device> PassContext<'a, D> {
-    /// The pass with the weights of `elements`. What replicas share is gathered from them, and freed
-    /// with what this returns if they share weights (ZeRO stage 3). The weights that the pass needs
-    /// next are on their way when it returns.
+    /// The pass with the weights of `elements`. What replicas share is gathered from them, and
+    /// freed with what this returns if they share weights (ZeRO stage 3). The weights that the pass
+    /// needs next are on their way when it returns.
     ///
     /// # Errors
     /// Those of any collective call.
