@@ -27,6 +27,17 @@ pub struct Split {
 }
 
 impl Split {
+    /// One sequence on one rank.
+    pub const WHOLE: Self = Self {
+        tp: 1,
+        cp: 1,
+        cp_ulysses: 1,
+        ep: 1,
+        etp: 1,
+        sequence_parallel: false,
+        micro_batch: 1,
+    };
+
     /// That of a configuration.
     pub fn of(d: &Decisions) -> Self {
         Self {
@@ -426,15 +437,7 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
 /// Model FLOPs of one forward pass over `tokens` tokens: two a multiply-add, attention as in
 /// [`core_flops`] (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
-    let split = Split {
-        tp: 1,
-        cp: 1,
-        cp_ulysses: 1,
-        ep: 1,
-        etp: 1,
-        sequence_parallel: false,
-        micro_batch: 1,
-    };
+    let split = Split::WHOLE;
     let per_sequence: f64 = (0..model.layers)
         .map(|index| layer_forward_flops(model, model.layer_kind(index), &split))
         .sum::<f64>()

@@ -410,15 +410,7 @@ fn recomputed_flops(inputs: &Inputs, d: &Decisions, stages: &[Stage]) -> f64 {
 
 /// Forward pass of one layer over one sequence as executed.
 fn layer_flops(model: &ModelSpec, kind: LayerKind) -> f64 {
-    let split = Split {
-        tp: 1,
-        cp: 1,
-        cp_ulysses: 1,
-        ep: 1,
-        etp: 1,
-        sequence_parallel: false,
-        micro_batch: 1,
-    };
+    let split = Split::WHOLE;
     let experts = if kind.moe { layer::expert_gemms(model, &split) } else { vec![] };
     let gemms = layer::attention_gemms(model, &split)
         .into_iter()

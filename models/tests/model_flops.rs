@@ -126,15 +126,7 @@ fn separate_products_do_the_same_work() {
 /// A kernel reads and writes in place what it rotates: here two columns of eight.
 #[test]
 fn rotation_moves_the_rotated_columns() {
-    let split = Split {
-        tp: 1,
-        cp: 1,
-        cp_ulysses: 1,
-        ep: 1,
-        etp: 1,
-        sequence_parallel: false,
-        micro_batch: 1,
-    };
+    let split = Split::WHOLE;
     let moved = |model: &ModelSpec| {
         let streams = streams(model, model.layer_kind(0), &split, Dtype::F32);
         streams.forward.iter().sum::<f64>() + streams.backward.iter().sum::<f64>()

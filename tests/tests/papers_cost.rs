@@ -22,15 +22,7 @@ fn alone() -> GroupShape {
 /// A micro-batch of one sequence, split over no ranks.
 fn whole() -> Shape {
     Shape {
-        split: Split {
-            tp: 1,
-            cp: 1,
-            cp_ulysses: 1,
-            ep: 1,
-            etp: 1,
-            sequence_parallel: false,
-            micro_batch: 1,
-        },
+        split: Split::WHOLE,
         cp_style: CpStyle::Zigzag,
         moe_overlap: MoeOverlap::None,
         moe_overlap_degree: 1,
