@@ -335,8 +335,12 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     let overlaps = d.moe_overlap == MoeOverlap::None || d.ep > 1;
     checks.that(overlaps, "decisions.moe_overlap", d.moe_overlap, "none with ep 1");
     let pairs = d.moe_overlap != MoeOverlap::Pair || d.schedule.has_pairs();
-    let valid = "dualpipe or dualpipe_v: moe_overlap pair needs a schedule with pairs";
+    let valid = "overlapped_1f1b, dualpipe or dualpipe_v: moe_overlap pair needs a schedule with \
+                 pairs";
     checks.that(pairs, "decisions.schedule", d.schedule, valid);
+    let wanted = d.schedule != ScheduleName::Overlapped1F1B || d.moe_overlap == MoeOverlap::Pair;
+    let valid = "interleaved_1f1b or 1f1b: overlapped_1f1b is for moe_overlap pair";
+    checks.that(wanted, "decisions.schedule", d.schedule, valid);
     let word =
         |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
     let (found, model) = (d.capacity_factor, moe.capacity_factor);

@@ -233,8 +233,8 @@ fn names_parse_and_rules_say_what_would_do() {
         assert_eq!(ScheduleName::parse(name.name()), Ok(name));
     }
     let error = ScheduleName::parse("2f2b").unwrap_err().to_string();
-    let expected = "no schedule is called `2f2b`; there are naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, \
-                    zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v, \
+    let expected = "no schedule is called `2f2b`; there are naive, gpipe, 1f1b, interleaved_1f1b, \
+                    overlapped_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v, \
                     chimera";
     assert_eq!(error, expected);
     assert_eq!(ScheduleName::GPipe.chunk_rule(), ChunkRule::Exactly(1));
@@ -280,6 +280,12 @@ fn names_parse_and_rules_say_what_would_do() {
             4,
             6,
             "chimera needs micro-batches divisible by stages: 6 with p = 4; 4 or 8 would do",
+        ),
+        (
+            ScheduleName::Overlapped1F1B,
+            4,
+            6,
+            "overlapped_1f1b needs micro-batches divisible by stages: 6 with p = 4; 4 or 8 would do",
         ),
         (
             ScheduleName::InterleavedZb,
@@ -434,13 +440,41 @@ fn vocabulary_passes_in_another_order_than_other_ranks_are_refused() {
     }
 }
 
-/// A pair is a forward and the whole backward of another chunk, side by side in the order.
+/// A pair is a forward and the whole backward of another chunk or micro-batch, side by side in the
+/// order.
 #[test]
 fn pairs_that_cannot_run_together_are_refused() {
     let mut schedule = ScheduleName::DualPipeV.build(2, 4, 2).unwrap();
     assert_eq!(schedule.validate(), Ok(()));
     schedule.pairs[0][0] -= 1;
     assert!(matches!(schedule.validate(), Err(ScheduleError::Pair { rank: 0, .. })));
+    let mut schedule = ScheduleName::OneFOneB.build(1, 2, 1).unwrap();
+    schedule.pairs[0] = vec![0];
+    assert_eq!(schedule.validate(), Err(ScheduleError::Pair { rank: 0, place: 0 }));
+}
+
+/// After its warm-up every forward of a pipeline rank runs together with a backward, and each pair
+/// is of two micro-batches.
+#[test]
+fn overlapped_1f1b_pairs_every_forward_behind_its_warm_up() {
+    for (p, v) in (1..7).flat_map(|p| (1..5).map(move |v| (p, v))) {
+        for m in [p, 2 * p, 5 * p] {
+            let schedule = ScheduleName::Overlapped1F1B.build(p, m, v).unwrap();
+            assert_eq!(schedule.validate(), Ok(()), "{p} {m} {v}");
+            for rank in 0..p {
+                let warm_up = (2 * (p - 1 - rank) + (v - 1) * p + 1).min(m * v);
+                let (order, pairs) = (&schedule.passes[rank], &schedule.pairs[rank]);
+                assert_eq!(pairs.len(), m * v - warm_up);
+                assert!(pairs.iter().enumerate().all(|(n, &at)| at as usize == warm_up + 2 * n));
+                let of = |at: u32| [order[at as usize], order[at as usize + 1]];
+                assert!(
+                    pairs.iter().map(|&at| of(at)).all(|[f, b]| f.micro_batch != b.micro_batch)
+                );
+                let held = schedule.peak_activations(rank, Release::AtW) * v as f64;
+                assert_eq!(held, (warm_up + 1).min(m * v) as f64);
+            }
+        }
+    }
 }
 
 /// Interlaced vocabulary layers: `S` and `T` side by side, half as many micro-batches again as 1F1B

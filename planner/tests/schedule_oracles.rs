@@ -118,7 +118,8 @@ fn durations_of(row: &Row, schedule: &Schedule) -> Durations {
         durations.vocab = VocabDurations::uniform(schedule.ranks, s, t);
     }
     if row.text("schedule") == "dualpipe(perfect overlap)" {
-        durations.pair.fill([f.max(b + w); 2]);
+        durations.paired[0].fill(f.max(b + w));
+        durations.paired[1].fill(0.0);
     }
     durations
 }

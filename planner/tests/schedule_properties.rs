@@ -41,10 +41,10 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
     let by_stage = (times(n), times(n), times(n), times(n));
     let vocab = (times(p), times(p), times(p), times(6));
     let input = (times(p), times(p));
-    let pairs = (times(p), times(p));
+    let pairs = (times(n), times(n));
     (by_stage, vocab, input, pairs).prop_map(|(stages, (s, s2, t, barriers), input, pairs)| {
         let (forward, backward, weight, link_s) = stages;
-        let pair = pairs.0.into_iter().zip(pairs.1).map(|(one, other)| [one, other]).collect();
+        let paired = [pairs.0, pairs.1];
         let vocab = VocabDurations {
             first: s,
             middle: s2,
@@ -60,7 +60,7 @@ fn durations(schedule: &Schedule) -> impl Strategy<Value = Durations> + use<> {
                 before_backward_s: barriers[5],
             },
         };
-        Durations { forward, backward, weight, pair, link_s, vocab }
+        Durations { forward, backward, weight, paired, link_s, vocab }
     })
 }
 
@@ -169,6 +169,22 @@ proptest! {
             let schedule = name.build(p, m, v).unwrap();
             prop_assert!(close(uniform(&schedule, 0.0), bubble_s), "{}", name);
         }
+    }
+
+    #[test]
+    fn pairs_shorten_overlapped_1f1b_by_what_they_hide(
+        p in 1..7_usize, v in 1..5_usize, rounds in 1..6_usize, times in times(3)
+    ) {
+        let (m, forward, backward) = (p * rounds, times[0], times[1]);
+        let pair_s = forward.max(backward) + forward.min(backward) * times[2] / 4.0;
+        let schedule = ScheduleName::Overlapped1F1B.build(p, m, v).unwrap();
+        let mut durations = Durations::uniform(&schedule, forward, backward, 0.0, 0.0);
+        let [of_forward, of_backward] = &mut durations.paired;
+        of_forward.fill((pair_s - backward) / v as f64);
+        of_backward.fill(backward / v as f64);
+        let expected_s = closed_form::overlapped_1f1b_s(p, m, v, forward + backward, pair_s);
+        let found_s = makespan_s(&schedule, &durations);
+        prop_assert!((found_s - expected_s).abs() < 1e-9 * expected_s, "{} {}", found_s, expected_s);
     }
 }
 

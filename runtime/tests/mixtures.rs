@@ -38,10 +38,12 @@ const CP: [(usize, CpStyle); 5] = [
     (2, CpStyle::Ulysses),
 ];
 /// Schedules, with chunks of a rank.
-const SCHEDULE: [(ScheduleName, usize); 7] = [
+const SCHEDULE: [(ScheduleName, usize); 9] = [
     (ScheduleName::OneFOneB, 1),
     (ScheduleName::GPipe, 1),
     (ScheduleName::Interleaved1F1B, 2),
+    (ScheduleName::Overlapped1F1B, 1),
+    (ScheduleName::Overlapped1F1B, 2),
     (ScheduleName::ZbH1, 1),
     (ScheduleName::ZbV, 2),
     (ScheduleName::LoopedBfs, 2),
@@ -149,7 +151,7 @@ fn exists(of: &Indices, models: &[ModelSpec]) -> bool {
     let overlap = match split.moe_overlap {
         MoeOverlap::None | MoeOverlap::Tutel => true,
         MoeOverlap::Ampipe => split.cp == 1,
-        MoeOverlap::Pair => split.schedule == ScheduleName::DualPipeV,
+        MoeOverlap::Pair => split.schedule.has_pairs(),
     };
     // A balance loss of the global batch: every forward pass comes first.
     let forwards_first = split.micro_batches() == 1

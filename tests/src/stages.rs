@@ -13,7 +13,11 @@ const MOST_CHOICES: u64 = 20_000;
 
 /// A random pipeline of up to four stages.
 pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
-    let looped = schedule.chunk_rule().nearest(1) == 2 || schedule == ScheduleName::LoopedBfs;
+    let looped = match schedule {
+        ScheduleName::LoopedBfs => true,
+        ScheduleName::Overlapped1F1B => random.percent(50),
+        _ => schedule.chunk_rule().nearest(1) == 2,
+    };
     let twice = schedule.layout(2).copies() == 2;
     let ranks = match (twice, looped) {
         (true, _) => random.pick(&[2, 4]),
@@ -23,9 +27,10 @@ pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Ar
     let rounds = random.whole(1, 8);
     let micro_batches = match schedule {
         ScheduleName::Naive => 1,
-        ScheduleName::Interleaved1F1B | ScheduleName::InterleavedZb | ScheduleName::Chimera => {
-            ranks * rounds.div_ceil(ranks)
-        }
+        ScheduleName::Interleaved1F1B
+        | ScheduleName::Overlapped1F1B
+        | ScheduleName::InterleavedZb
+        | ScheduleName::Chimera => ranks * rounds.div_ceil(ranks),
         ScheduleName::DualPipeV => 2 * ranks + rounds,
         ScheduleName::DualPipe => 2 * ranks + rounds / 2 * 2,
         _ => rounds,
@@ -51,6 +56,8 @@ pub fn kind(random: &mut Random) -> (ScheduleName, Vocab) {
         ScheduleName::OneFOneB,
         ScheduleName::GPipe,
         ScheduleName::Interleaved1F1B,
+        ScheduleName::Overlapped1F1B,
+        ScheduleName::Overlapped1F1B,
         ScheduleName::LoopedBfs,
         ScheduleName::ZbH1,
         ScheduleName::ZbH1,
@@ -186,7 +193,7 @@ impl<'a> Maker<'a> {
             forward_s,
             backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][recompute],
             alone_s: [forward_s, backward_s]
-                .map(|s| if self.pipeline.pairs { 0.1 * s } else { 0.0 }),
+                .map(|s| if self.pipeline.has_pairs() { 0.1 * s } else { 0.0 }),
             weight_s,
             tail_s: self.tail_s * (states + extra_s),
             step_s: self.step_s * (states + extra_s),

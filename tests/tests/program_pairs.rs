@@ -40,10 +40,11 @@ const RECOMPUTE: [(&[Recompute], usize); 5] = [
     (&[Recompute::Full, Recompute::Selective, Recompute::None], 1),
     (&[Recompute::Full], 2),
 ];
-const SCHEDULE: [ScheduleName; 10] = [
+const SCHEDULE: [ScheduleName; 11] = [
     ScheduleName::GPipe,
     ScheduleName::OneFOneB,
     ScheduleName::Interleaved1F1B,
+    ScheduleName::Overlapped1F1B,
     ScheduleName::ZbH1,
     ScheduleName::InterleavedZb,
     ScheduleName::ZbV,

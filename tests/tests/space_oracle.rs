@@ -7,11 +7,12 @@ use models::model::ModelSpec;
 use planner::request::restrictions::Restrictions;
 use planner::request::space::Space;
 
-const SCHEDULES: [&str; 16] = [
+const SCHEDULES: [&str; 17] = [
     "naive",
     "gpipe",
     "1f1b",
     "interleaved_1f1b",
+    "overlapped_1f1b",
     "looped_bfs",
     "zb_h1",
     "zb_h2",
@@ -136,8 +137,11 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4], pairs: boo
             continue;
         }
         let micro_batches = model.global_batch / dp / micro_batch;
-        let has_pairs = |name: &&str| name.starts_with("dualpipe");
-        for schedule in SCHEDULES.into_iter().filter(|name| !pairs || has_pairs(name)) {
+        let allowed = |name: &&str| match *name {
+            "overlapped_1f1b" => pairs,
+            name => !pairs || name.starts_with("dualpipe"),
+        };
+        for schedule in SCHEDULES.into_iter().filter(allowed) {
             for chunks in 1..=model.layers as u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
                     let over = schedule == "1f1b" && pp > 1;
@@ -161,6 +165,8 @@ fn has_schedule(schedule: &str, [pp, micro_batches, chunks, layers]: [u64; 4]) -
         "naive" => chunks == 1 && micro_batches == 1,
         "gpipe" | "1f1b" => chunks == 1,
         "interleaved_1f1b" | "interleaved_zb" => looped && splits(micro_batches, pp),
+        "overlapped_1f1b" if chunks > 1 => looped && splits(micro_batches, pp),
+        "overlapped_1f1b" => pp <= layers,
         "looped_bfs" => looped,
         "zb_h1" | "zb_h2" => pp > 1 && chunks == 1,
         "zb_auto" => pp > 1 && chunks == 1 || looped && chunks == 2,

@@ -295,9 +295,6 @@ pub struct Software {
     /// Part of DeepEP's dispatch that computation does not hide, without MoE overlap. A plain
     /// all-to-all blocks.
     pub ep_exposed: f64,
-    /// Whether the experts' all-to-alls run under the passes of another micro-batch, forward under
-    /// backward (Megatron-Core's `overlap_moe_expert_parallel_comm`): only the excess is exposed.
-    pub dispatch_under_passes: bool,
     /// Shortest forward pass of one layer that the host can issue, seconds; a backward pass takes
     /// twice that. A floor, not an addend.
     pub host_s_per_layer: f64,

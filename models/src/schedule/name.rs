@@ -2,6 +2,7 @@
 
 use super::generate::Counts;
 use super::one_f_one_b_with_vocab;
+use super::overlapped_1f1b;
 use super::{AutoCosts, PassTimes, Schedule, ScheduleError, StageLayout, VocabPasses, vocab};
 use super::{chimera, dualpipe, dualpipe_v, v_1f1b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v};
 use super::{gpipe, interleaved_1f1b, interleaved_zb, looped_bfs, naive, one_f_one_b};
@@ -23,6 +24,9 @@ pub enum ScheduleName {
     /// [`interleaved_1f1b`]: 1F1B over several chunks per pipeline rank.
     #[serde(rename = "interleaved_1f1b")]
     Interleaved1F1B,
+    /// [`overlapped_1f1b`]: the same with forwards and backwards in pairs.
+    #[serde(rename = "overlapped_1f1b")]
+    Overlapped1F1B,
     /// [`looped_bfs`]: chunk after chunk, breadth first.
     #[serde(rename = "looped_bfs")]
     LoopedBfs,
@@ -100,11 +104,12 @@ impl fmt::Display for ChunkRule {
 
 impl ScheduleName {
     /// All schedules, simplest first.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Naive,
         Self::GPipe,
         Self::OneFOneB,
         Self::Interleaved1F1B,
+        Self::Overlapped1F1B,
         Self::LoopedBfs,
         Self::ZbH1,
         Self::ZbH2,
@@ -120,7 +125,7 @@ impl ScheduleName {
     ];
 
     /// Those that keep backward whole and have one copy of each stage, in stages laid out
-    /// round-robin.
+    /// round-robin, without pairs.
     pub const WHOLE: [Self; 5] =
         [Self::Naive, Self::GPipe, Self::OneFOneB, Self::Interleaved1F1B, Self::LoopedBfs];
 
@@ -136,6 +141,7 @@ impl ScheduleName {
             Self::GPipe => "gpipe",
             Self::OneFOneB => "1f1b",
             Self::Interleaved1F1B => "interleaved_1f1b",
+            Self::Overlapped1F1B => "overlapped_1f1b",
             Self::LoopedBfs => "looped_bfs",
             Self::ZbH1 => "zb_h1",
             Self::ZbH2 => "zb_h2",
@@ -168,7 +174,7 @@ impl ScheduleName {
                 ChunkRule::Exactly(1)
             }
             Self::Interleaved1F1B | Self::InterleavedZb => ChunkRule::AtLeast(2),
-            Self::LoopedBfs => ChunkRule::AtLeast(1),
+            Self::LoopedBfs | Self::Overlapped1F1B => ChunkRule::AtLeast(1),
             Self::ZbAuto => ChunkRule::OneOrTwo,
             Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B => ChunkRule::Exactly(2),
             Self::DualPipe | Self::DualPipeV | Self::Chimera => ChunkRule::Exactly(2),
@@ -197,6 +203,7 @@ impl ScheduleName {
             Self::Interleaved1F1B | Self::InterleavedZb => {
                 self.check_divisible(ranks, micro_batches)
             }
+            Self::Overlapped1F1B if chunks > 1 => self.check_divisible(ranks, micro_batches),
             Self::Chimera => {
                 self.check_even(ranks)?;
                 self.check_divisible(ranks, micro_batches)
@@ -273,6 +280,7 @@ impl ScheduleName {
             Self::GPipe => gpipe(ranks, micro_batches),
             Self::OneFOneB => one_f_one_b(ranks, micro_batches),
             Self::Interleaved1F1B => interleaved_1f1b(ranks, micro_batches, chunks),
+            Self::Overlapped1F1B => overlapped_1f1b(ranks, micro_batches, chunks),
             Self::LoopedBfs => looped_bfs(ranks, micro_batches, chunks),
             Self::ZbH1 => zb_h1(ranks, micro_batches),
             Self::ZbH2 => zb_h2(ranks, micro_batches),
@@ -317,12 +325,12 @@ impl ScheduleName {
 
     /// Whether forwards run together with backwards of other micro-batches, as pairs.
     pub fn has_pairs(self) -> bool {
-        matches!(self, Self::DualPipe | Self::DualPipeV)
+        matches!(self, Self::DualPipe | Self::DualPipeV | Self::Overlapped1F1B)
     }
 
     /// Whether backward to weights has passes of its own.
     pub fn splits_backward(self) -> bool {
-        !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera)
+        !self.is_whole() && !matches!(self, Self::V1F1B | Self::Chimera | Self::Overlapped1F1B)
     }
 
     /// Whether the schedule can also run the passes of a vocabulary split over its pipeline ranks.

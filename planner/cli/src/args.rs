@@ -272,8 +272,8 @@ pub struct DiffArgs {
 /// unit.
 #[derive(Args, Debug)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb_h1, zb_h2, zb_auto,
-    /// interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
+    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, overlapped_1f1b, looped_bfs, zb_h1, zb_h2,
+    /// zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Pipeline ranks

@@ -145,8 +145,7 @@ fn without_effect(
     schedule: ScheduleName,
     other: Option<ScheduleName>,
 ) -> Result<(), InputError> {
-    let paired = |name| matches!(name, ScheduleName::DualPipe | ScheduleName::DualPipeV);
-    let overlaps = paired(schedule) || other.is_some_and(paired);
+    let overlaps = schedule.has_pairs() || other.is_some_and(ScheduleName::has_pairs);
     let ordered = schedule == ScheduleName::ZbAuto;
     let chooses = ordered || other == Some(ScheduleName::ZbAuto);
     let pairs = "only for schedules that run a forward and a backward together";

@@ -148,9 +148,7 @@ impl LayerPricer<'_> {
     ) -> LayerCost {
         let block = if kind.moe {
             match shape.moe_overlap {
-                MoeOverlap::None | MoeOverlap::Pair => {
-                    self.expert_block(&pieces.attention, experts)
-                }
+                MoeOverlap::None | MoeOverlap::Pair => self.expert_block(experts),
                 MoeOverlap::Tutel | MoeOverlap::Ampipe => {
                     self.chunked_experts(kind, shape, &pieces.attention, experts)
                 }
@@ -594,20 +592,14 @@ impl LayerPricer<'_> {
     }
 
     /// Routed experts with the exposed part of their all-to-alls.
-    fn expert_block(&self, attention: &ThreePasses, pieces: &ExpertPieces) -> ThreePasses {
-        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: etp_s } =
+    fn expert_block(&self, pieces: &ExpertPieces) -> ThreePasses {
+        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: tp_s } =
             *pieces;
-        let block = |expert: Parts, attention_s: f64| {
-            let ep_s = self.exposed_all_to_all_s(attention_s, a2a_s, expert.compute_s);
-            expert + Parts { ep_s, tp_s: etp_s, ..Parts::default() }
-        };
-        let backward_s = experts.input.compute_s + experts.weight.compute_s;
-        let backward = Parts::compute(backward_s);
-        let mut input = block(backward, attention.input.total_s() + attention.weight.total_s());
-        input.compute_s -= experts.weight.compute_s;
+        let sent = Parts { ep_s: self.exposed_all_to_all_s(a2a_s), tp_s, ..Parts::default() };
+        let input = Parts::compute(experts.input.compute_s);
         ThreePasses {
-            forward: block(experts.forward, attention.forward.total_s()) + router.forward,
-            input: input + router.input,
+            forward: experts.forward + sent + router.forward,
+            input: input + sent + router.input,
             weight: experts.weight + router.weight,
         }
     }
@@ -672,11 +664,10 @@ impl LayerPricer<'_> {
     }
 
     /// What of the two all-to-alls stays exposed where a layer is not cut into chunks.
-    fn exposed_all_to_all_s(&self, attention_s: f64, a2a_s: f64, expert_s: f64) -> f64 {
+    fn exposed_all_to_all_s(&self, a2a_s: f64) -> f64 {
         let software = &self.cluster.software;
-        let hidden_s = if software.dispatch_under_passes { attention_s + expert_s } else { 0.0 };
         let exposed = if software.dispatch_once_a_node { software.ep_exposed } else { 1.0 };
-        (2.0 * a2a_s - hidden_s).max(0.0) * exposed
+        2.0 * a2a_s * exposed
     }
 
     /// Cost of a shard of the vocabulary layers with `columns` entries, padding included; `group`

@@ -84,8 +84,9 @@ pub struct Pipeline {
     pub in_flight: Vec<Vec<Vec<u32>>>,
     /// Some backward is split: columns have weight gradients of their own.
     pub splits_backward: bool,
-    /// Some forward runs paired with a backward. A pair takes as long as both, less what it hides.
-    pub pairs: bool,
+    /// By rank and chunk, how many forwards and backwards are part of pairs. A pair takes as long as
+    /// both, less what it hides. Empty without pairs.
+    pub paired: Vec<Vec<[u32; 2]>>,
     /// Ranks update without waiting for one another and roll back an update that validation rejects
     /// (Zero Bubble, arXiv 2401.10241, section 4). An iteration then lasts from the start of a
     /// rank's first pass to the end of its own work.
@@ -106,6 +107,17 @@ impl Pipeline {
         let (rank, chunk) = (self.rank_of[stage], self.chunk_of[stage]);
         let second = self.bidirectional.then(|| (self.ranks - 1 - rank, 1));
         std::iter::once((rank, chunk)).chain(second)
+    }
+
+    /// Whether some forward runs together with a backward.
+    pub fn has_pairs(&self) -> bool {
+        !self.paired.is_empty()
+    }
+
+    /// Forwards and backwards of a rank's chunk that are no part of a pair.
+    pub fn alone(&self, rank: usize, chunk: usize) -> [f64; 2] {
+        let paired = self.paired.get(rank).map_or([0; 2], |chunks| chunks[chunk]);
+        paired.map(|paired| self.runs() - f64::from(paired))
     }
 
     /// Stages of a rank, each with its chunk.
@@ -133,15 +145,7 @@ impl Pipeline {
     /// How often a stage's forward, backward to inputs and weight gradients lie on a path, those in
     /// pairs included.
     pub fn counts_on(&self, path: &CriticalPath, stage: usize) -> [u32; 3] {
-        let pairs = |forward: usize, rank: usize| {
-            path.pair_count.get(forward).and_then(|counts| counts.get(rank)).copied().unwrap_or(0)
-        };
-        let (mut forward, mut backward) = (0, 0);
-        for (rank, chunk) in self.holders(stage).filter(|_| self.pairs) {
-            // A pair runs the forward of one chunk and the whole backward of the other.
-            forward += pairs(chunk, rank);
-            backward += pairs(1 - chunk, rank);
-        }
+        let [forward, backward] = [0, 1].map(|part: usize| path.paired_count[part][stage]);
         [
             path.forward_count[stage] + forward,
             path.backward_count[stage] + backward,
@@ -202,15 +206,12 @@ impl Problem {
         if self.pipeline.splits_backward {
             durations.weight = self.chosen(choice).map(|(_, column)| column.weight_s).collect();
         }
-        if self.pipeline.pairs {
-            durations.pair = vec![[0.0; 2]; self.pipeline.ranks];
-            for (stage, column) in self.chosen(choice) {
-                for (rank, chunk) in self.pipeline.holders(stage) {
-                    let pair = &mut durations.pair[rank];
-                    pair[chunk] += column.forward_s;
-                    pair[1 - chunk] += column.backward_s + column.weight_s;
-                }
-            }
+        if self.pipeline.has_pairs() {
+            let backward_s = |column: &Column| column.backward_s + column.weight_s;
+            durations.paired = [
+                self.chosen(choice).map(|(_, column)| column.forward_s).collect(),
+                self.chosen(choice).map(|(_, column)| backward_s(column)).collect(),
+            ];
         }
     }
 

@@ -4,7 +4,7 @@
 use crate::partition::{OrderMilestones, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassRatios, Release, Schedule, ScheduleError, ScheduleName};
+use models::schedule::{Pass, PassRatios, Release, Schedule, ScheduleError, ScheduleName};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
@@ -104,7 +104,7 @@ impl PipelineKey {
             bidirectional: false,
             in_flight: (0..self.ranks).map(held).collect(),
             splits_backward: false,
-            pairs: false,
+            paired: vec![],
             post_validation: self.post_validation,
             one_f_one_b: true,
             forwards_first: false,
@@ -149,12 +149,29 @@ pub(super) fn of_schedule(schedule: Schedule, post_validation: bool) -> Pipeline
         bidirectional: schedule.layout.copies() > 1,
         in_flight: (0..schedule.ranks).map(held).collect(),
         splits_backward: schedule.splits_backward(),
-        pairs: schedule.pairs.iter().any(|pairs| !pairs.is_empty()),
+        paired: paired(&schedule),
         post_validation,
         one_f_one_b: false,
         forwards_first: false,
         milestones: vec![],
         prepared: LazyLock::new(Box::new(move || prepare(&schedule))),
+    }
+}
+
+/// By rank and chunk, forwards and backwards in pairs; empty without pairs.
+fn paired(schedule: &Schedule) -> Vec<Vec<[u32; 2]>> {
+    let of_rank = |(order, pairs): (&Vec<Pass>, &Vec<u32>)| {
+        let mut paired = vec![[0; 2]; schedule.chunks];
+        for &place in pairs {
+            for part in 0..2 {
+                paired[usize::from(order[place as usize + part].chunk)][part] += 1;
+            }
+        }
+        paired
+    };
+    match schedule.pairs.iter().all(Vec::is_empty) {
+        true => vec![],
+        false => schedule.passes.iter().zip(&schedule.pairs).map(of_rank).collect(),
     }
 }
 

@@ -210,9 +210,11 @@ impl Configuration<'_> {
         let mut ranks = vec![RankSpend::default(); self.ranks()];
         for (stage, s) in placed.iter().enumerate() {
             let cost = self.stage(stage, s.start, s.end);
-            for (rank, _) in self.pipeline().holders(stage) {
+            for (rank, chunk) in self.pipeline().holders(stage) {
                 let spend = &mut ranks[rank];
                 spend.passes += (cost.forward + cost.backward) * runs;
+                let alone = self.pipeline().alone(rank, chunk);
+                spend.passes.ep_s += alone[0] * cost.alone_s[0] + alone[1] * cost.alone_s[1];
                 let again = self.recompute_parts(&s.recompute);
                 spend.passes.host_s += again.host_s * runs;
                 spend.recompute_s += (again.total_s() - again.host_s) * runs;

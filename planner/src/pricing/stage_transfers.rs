@@ -174,7 +174,10 @@ pub(crate) fn transfer_blocks(cache: &CostCache<'_>, d: &Decisions) -> bool {
 fn overlaps_passes(cache: &CostCache<'_>, d: &Decisions) -> bool {
     let looped = matches!(
         d.schedule,
-        ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs | ScheduleName::InterleavedZb
+        ScheduleName::Interleaved1F1B
+            | ScheduleName::Overlapped1F1B
+            | ScheduleName::LoopedBfs
+            | ScheduleName::InterleavedZb
     );
     looped && cache.cluster.software.p2p_overlap
 }
@@ -287,7 +290,7 @@ pub(crate) fn fixed_durations(
         backward: vec![0.0; d.stages()],
         weight: vec![0.0; d.stages()],
         link_s: (0..d.stages()).map(link_s).collect(),
-        pair: Vec::new(),
+        paired: Default::default(),
         vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
     }
 }

@@ -511,7 +511,10 @@ impl<'a> Space<'a> {
         // Gradients of weights that wait would read what has come back from the host.
         let on_host = d.offload == Offload::Activations;
         known.retain(|schedule| !on_host || !schedule.splits_backward());
-        known.retain(|schedule| d.moe_overlap != MoeOverlap::Pair || schedule.has_pairs());
+        let paired = d.moe_overlap == MoeOverlap::Pair;
+        known.retain(|schedule| !paired || schedule.has_pairs());
+        // Without pairs its passes would wait for one another for nothing.
+        known.retain(|schedule| paired || *schedule != ScheduleName::Overlapped1F1B);
         for schedule in known {
             for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
                 let vocabs = self.vocabs(schedule, vpp, d);
@@ -529,6 +532,7 @@ impl<'a> Space<'a> {
         match schedule {
             ScheduleName::Naive if d.micro_batches > 1 => vec![],
             ScheduleName::Naive | ScheduleName::GPipe | ScheduleName::OneFOneB => vec![1],
+            ScheduleName::Overlapped1F1B if d.pp == 1 => vec![1],
             ScheduleName::Interleaved1F1B if !d.micro_batches.is_multiple_of(d.pp) => vec![],
             ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
                 (2..=most).collect()

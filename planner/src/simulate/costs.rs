@@ -1,6 +1,7 @@
 //! Durations of passes, transfers and barriers, and their places in one flat table.
 
 use models::schedule::{Latency, Pass, PassKind, Schedule, Work};
+use std::collections::BTreeSet;
 
 /// Durations of the passes of one micro-batch, s.
 ///
@@ -14,9 +15,9 @@ pub struct Durations {
     /// Weight gradients, by stage. A whole backward takes them on top of `backward`. Empty where no
     /// backward is split.
     pub weight: Vec<f64>,
-    /// By pipeline rank: a forward and a whole backward run as a pair, indexed by the forward's
-    /// chunk. Unused without pairs.
-    pub pair: Vec<[f64; 2]>,
+    /// Forward and whole backward as parts of a pair, by stage: a pair takes as long as the one
+    /// part of its forward's stage and the other of its backward's together. Unused without pairs.
+    pub paired: [Vec<f64>; 2],
     /// Latency between stages `j` and `j + 1`, either direction. Unused where both are on one rank.
     pub link_s: Vec<f64>,
     /// Vocabulary passes. Unused where the schedule has none.
@@ -74,7 +75,7 @@ impl Durations {
             forward: vec![forward; stages],
             backward: vec![backward; stages],
             weight: vec![weight; stages],
-            pair: vec![[forward + backward + weight; 2]; schedule.ranks],
+            paired: [vec![forward; stages], vec![backward + weight; stages]],
             link_s: vec![link_s; stages.saturating_sub(1)],
             vocab: VocabDurations::default(),
         }
@@ -126,47 +127,65 @@ impl InputDurations {
 pub(super) const BARRIERS: usize = 6;
 
 /// Layout of the flat table of durations. Its first entry is zero.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Table {
     pub stages: usize,
     pub ranks: usize,
+    /// Stages of the forward and the backward of each kind of pair, sorted.
+    pub pairs: Vec<[usize; 2]>,
 }
 
 impl Table {
     pub fn new(schedule: &Schedule) -> Self {
-        Self { stages: schedule.stages(), ranks: schedule.ranks }
+        let of_rank = |(rank, places): (usize, &Vec<u32>)| {
+            let pass = |place: usize| schedule.passes[rank][place];
+            let stage = move |place: usize| schedule.stage_of(rank, usize::from(pass(place).chunk));
+            let kinds = places.iter().map(|&place| [place as usize, place as usize + 1].map(stage));
+            kinds.collect::<Vec<_>>()
+        };
+        let pairs: BTreeSet<_> = schedule.pairs.iter().enumerate().flat_map(of_rank).collect();
+        let pairs = pairs.into_iter().collect();
+        Self { stages: schedule.stages(), ranks: schedule.ranks, pairs }
     }
 
     /// Rows by stage: forward, backward, weight, link, whole backward.
-    pub fn stage_row(self, row: usize) -> usize {
+    pub fn stage_row(&self, row: usize) -> usize {
         1 + row * self.stages
     }
 
-    /// Rows by rank: `S`, `S2`, `T`, pairs with the forward of chunk 0, of chunk 1, `IF`, `IB`.
-    pub fn rank_row(self, row: usize) -> usize {
+    /// Rows by rank: `S`, `S2`, `T`, `IF`, `IB`.
+    pub fn rank_row(&self, row: usize) -> usize {
         self.stage_row(5) + row * self.ranks
     }
 
-    pub fn barriers(self) -> usize {
-        self.rank_row(7)
+    pub fn barriers(&self) -> usize {
+        self.rank_row(5)
     }
 
-    pub fn len(self) -> usize {
+    /// One place for each kind of pair.
+    pub fn pair_row(&self) -> usize {
         self.barriers() + BARRIERS
     }
 
+    pub fn len(&self) -> usize {
+        self.pair_row() + self.pairs.len()
+    }
+
     /// Index of what a graph node runs. A join takes no time: index 0.
-    pub fn of_work(self, schedule: &Schedule, rank: usize, work: Work) -> usize {
+    pub fn of_work(&self, schedule: &Schedule, rank: usize, work: Work) -> usize {
+        let stage_of = |pass: Pass| schedule.stage_of(rank, usize::from(pass.chunk));
         match work {
             Work::Join => 0,
-            Work::Pair(forward, _) => self.rank_row(3 + usize::from(forward.chunk)) + rank,
-            Work::Pass(pass) => {
-                self.of_pass(rank, schedule.stage_of(rank, usize::from(pass.chunk)), pass)
+            Work::Pair(forward, backward) => {
+                let stages = [forward, backward].map(stage_of);
+                let kind = self.pairs.binary_search(&stages);
+                self.pair_row() + kind.expect("the graph's pairs are those of the schedule")
             }
+            Work::Pass(pass) => self.of_pass(rank, stage_of(pass), pass),
         }
     }
 
-    fn of_pass(self, rank: usize, stage: usize, pass: Pass) -> usize {
+    fn of_pass(&self, rank: usize, stage: usize, pass: Pass) -> usize {
         match pass.kind {
             PassKind::F => self.stage_row(0) + stage,
             PassKind::B => self.stage_row(1) + stage,
@@ -175,12 +194,12 @@ impl Table {
             PassKind::S => self.rank_row(0) + rank,
             PassKind::S2 => self.rank_row(1) + rank,
             PassKind::T => self.rank_row(2) + rank,
-            PassKind::IF => self.rank_row(5) + rank,
-            PassKind::IB => self.rank_row(6) + rank,
+            PassKind::IF => self.rank_row(3) + rank,
+            PassKind::IB => self.rank_row(4) + rank,
         }
     }
 
-    pub fn of_latency(self, latency: Latency) -> usize {
+    pub fn of_latency(&self, latency: Latency) -> usize {
         match latency {
             Latency::None => 0,
             Latency::Link(stage) => self.stage_row(3) + stage as usize,
@@ -194,8 +213,8 @@ impl Table {
     }
 
     /// Writes the durations to their places.
-    pub fn fill(self, durations: &Durations, table: &mut Vec<f64>) {
-        let Durations { forward, backward, weight, link_s, vocab, pair } = durations;
+    pub fn fill(&self, durations: &Durations, table: &mut Vec<f64>) {
+        let Durations { forward, backward, weight, link_s, vocab, paired } = durations;
         table.clear();
         table.resize(self.len(), f64::INFINITY);
         table[0] = 0.0;
@@ -207,14 +226,15 @@ impl Table {
         }
         let whole = &mut table[self.stage_row(4)..][..self.stages];
         whole.iter_mut().enumerate().for_each(|(n, place)| *place = durations.whole_s(n));
-        for chunk in 0..2 {
-            let row = &mut table[self.rank_row(3 + chunk)..][..self.ranks];
-            row.iter_mut().zip(pair).for_each(|(place, pair)| *place = pair[chunk]);
+        let part =
+            |of: usize, stage: usize| paired[of].get(stage).copied().unwrap_or(f64::INFINITY);
+        for (place, stages) in table[self.pair_row()..].iter_mut().zip(&self.pairs) {
+            *place = part(0, stages[0]) + part(1, stages[1]);
         }
         for (row, values) in [&vocab.input.forward, &vocab.input.backward].into_iter().enumerate() {
-            put(&mut table[self.rank_row(5 + row)..][..self.ranks], values);
+            put(&mut table[self.rank_row(3 + row)..][..self.ranks], values);
         }
-        put(&mut table[self.barriers()..], &vocab.barriers());
+        put(&mut table[self.barriers()..][..BARRIERS], &vocab.barriers());
     }
 }
 

@@ -15,8 +15,8 @@ pub struct CriticalPath {
     pub backward_count: Vec<u32>,
     /// Weight gradients (split off or in a whole backward), by stage.
     pub weight_count: Vec<u32>,
-    /// Pairs with the forward of chunk 0 and of chunk 1, by pipeline rank.
-    pub pair_count: [Vec<u32>; 2],
+    /// Forwards and whole backwards as parts of pairs, by stage.
+    pub paired_count: [Vec<u32>; 2],
     /// Transfers between stages `j` and `j + 1`, both directions together. The last entry is
     /// unused.
     pub link_count: Vec<u32>,
@@ -35,7 +35,7 @@ pub struct CriticalPath {
 }
 
 impl CriticalPath {
-    pub(super) fn new(table: Table, counts: &[u32], end_rank: usize) -> Self {
+    pub(super) fn new(table: &Table, counts: &[u32], end_rank: usize) -> Self {
         let by_stage = |row| counts[table.stage_row(row)..][..table.stages].to_vec();
         let by_rank = |row| counts[table.rank_row(row)..][..table.ranks].to_vec();
         let with_whole = |row| -> Vec<u32> {
@@ -48,12 +48,12 @@ impl CriticalPath {
             forward_count: by_stage(0),
             backward_count: with_whole(1),
             weight_count: with_whole(2),
-            pair_count: [by_rank(3), by_rank(4)],
+            paired_count: paired_counts(table, counts),
             link_count: by_stage(3),
             vocab_first_count: by_rank(0),
             vocab_middle_count: by_rank(1),
             vocab_last_count: by_rank(2),
-            input_count: [by_rank(5), by_rank(6)],
+            input_count: [by_rank(3), by_rank(4)],
             barrier_count,
             end_rank,
         }
@@ -62,11 +62,8 @@ impl CriticalPath {
     /// Length of the path with these durations, s, without any tail.
     pub fn length_s(&self, durations: &Durations) -> f64 {
         let vocab = &durations.vocab;
-        let pairs = durations.pair.iter().enumerate().flat_map(|(rank, pair)| {
-            let count = move |chunk: usize| self.pair_count[chunk].get(rank).copied();
-            (0..2).map(move |chunk| f64::from(count(chunk).unwrap_or(0)) * pair[chunk])
-        });
-        pairs.sum::<f64>()
+        dot(&self.paired_count[0], &durations.paired[0])
+            + dot(&self.paired_count[1], &durations.paired[1])
             + dot(&self.forward_count, &durations.forward)
             + dot(&self.backward_count, &durations.backward)
             + dot(&self.weight_count, &durations.weight)
@@ -78,6 +75,14 @@ impl CriticalPath {
             + dot(&self.input_count[1], &vocab.input.backward)
             + dot(&self.barrier_count, &vocab.barriers())
     }
+}
+
+fn paired_counts(table: &Table, counts: &[u32]) -> [Vec<u32>; 2] {
+    let mut paired = [vec![0; table.stages], vec![0; table.stages]];
+    for (stages, &count) in table.pairs.iter().zip(&counts[table.pair_row()..]) {
+        paired.iter_mut().zip(stages).for_each(|(of, &stage)| of[stage] += count);
+    }
+    paired
 }
 
 fn dot(counts: &[u32], durations_s: &[f64]) -> f64 {

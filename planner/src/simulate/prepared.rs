@@ -43,10 +43,11 @@ impl Prepared {
         let graph = Graph::new(schedule)?;
         let table = Table::new(schedule);
         let start = Step { before: 0, needs: 0, latency: 0, duration: 0 };
-        let steps = graph.nodes.iter().map(|node| step(schedule, table, *node));
+        let steps = graph.nodes.iter().map(|node| step(schedule, &table, *node));
+        let steps = std::iter::once(start).chain(steps).collect();
         let rank_steps = rank_steps(schedule, &graph);
         let last = rank_steps.iter().map(|steps| steps.last().copied().unwrap_or(0)).collect();
-        Ok(Self { table, steps: std::iter::once(start).chain(steps).collect(), last, rank_steps })
+        Ok(Self { table, steps, last, rank_steps })
     }
 
     /// End of the last pass, s.
@@ -119,7 +120,7 @@ impl Prepared {
                 at = step.needs;
             }
         }
-        CriticalPath::new(self.table, &counts, end_rank)
+        CriticalPath::new(&self.table, &counts, end_rank)
     }
 
     /// Start and end of each rank's passes in order, s, from the latest run with this workspace.
@@ -152,7 +153,7 @@ impl Prepared {
     }
 }
 
-fn step(schedule: &Schedule, table: Table, node: Node) -> Step {
+fn step(schedule: &Schedule, table: &Table, node: Node) -> Step {
     let after_start = |n: u32| if n == NO_NODE { 0 } else { n + 1 };
     let rank = node.rank as usize;
     let duration = table.of_work(schedule, rank, node.work);

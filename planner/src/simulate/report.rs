@@ -155,8 +155,10 @@ impl Request {
         let [f, b, w] = [self.forward, self.backward, self.weight].map(|time| time * self.batch());
         let mut durations = Durations::uniform(schedule, f, b, w, self.latency);
         if self.pair == PairTime::Max {
-            let parts = schedule.share_chunks() as f64;
-            durations.pair.fill([f.max(b + w) / parts; 2]);
+            let longer = f.max(b + w) / schedule.share_chunks() as f64;
+            let [forward, backward] = &mut durations.paired;
+            forward.fill(longer);
+            backward.fill(0.0);
         }
         if let Some(vocab) = self.vocab {
             let VocabRequest { first, last, look_up, look_up_backward, .. } = vocab;

@@ -79,7 +79,6 @@ pub fn cluster(row: &Row, recipe: &Recipe) -> Result<(ClusterSpec, String), Reas
     }
     spec.software.dispatch_once_a_node =
         recipe.flexible.unwrap_or(spec.software.dispatch_once_a_node);
-    spec.software.dispatch_under_passes |= recipe.under_passes;
     spec.software.graphed_routing |= recipe.graphed;
     if RunFlags::of(&row.notes).pure_16_bits {
         spec.software.reduced_gradient_bytes = 2.0;

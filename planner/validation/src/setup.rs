@@ -122,7 +122,13 @@ fn decisions(
     }
     let zero_stage = zero_stage(row);
     let mut vpp = row.vpp.or(recipe.chunks).unwrap_or(1).max(1);
-    let schedule = schedule(row, pp, vpp)?;
+    let paired = recipe.under_passes && ep > 1;
+    let schedule = match schedule(row, pp, vpp)? {
+        ScheduleName::OneFOneB | ScheduleName::Interleaved1F1B if paired => {
+            ScheduleName::Overlapped1F1B
+        }
+        other => other,
+    };
     if schedule.layout(2) == StageLayout::V && schedule != ScheduleName::ZbAuto {
         // A V has two chunks per pipeline rank, whether or not the source says so.
         vpp = 2;
@@ -158,7 +164,7 @@ fn decisions(
         schedule,
         recompute: recompute(row)?,
         vocab: vocab(row)?,
-        moe_overlap: MoeOverlap::None,
+        moe_overlap: if paired { MoeOverlap::Pair } else { MoeOverlap::None },
         moe_overlap_degree: 1,
         capacity_factor: None,
         aux_scope: AuxScope::MicroBatch,

@@ -155,14 +155,16 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// Checks that each pair is a forward and the next whole backward, of another chunk.
+    /// Checks that each pair is a forward and the next whole backward, of another micro-batch or
+    /// another chunk.
     pub(super) fn check_pairs(&self) -> Result<(), ScheduleError> {
         for (rank, pairs) in self.schedule.pairs.iter().enumerate() {
             let order = self.schedule.passes.get(rank).map_or(&[][..], Vec::as_slice);
             let fits = |place: u32| match order.get(place as usize..) {
                 Some([forward, backward, ..]) => {
                     let kinds = (forward.kind, backward.kind) == (PassKind::F, PassKind::BW);
-                    kinds && forward.chunk != backward.chunk
+                    let of = |pass: &Pass| (pass.chunk, pass.micro_batch);
+                    kinds && of(forward) != of(backward)
                 }
                 _ => false,
             };
