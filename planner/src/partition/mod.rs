@@ -84,8 +84,8 @@ pub struct Pipeline {
     pub in_flight: Vec<Vec<Vec<u32>>>,
     /// Some backward is split: columns have weight gradients of their own.
     pub splits_backward: bool,
-    /// By rank and chunk, how many forwards and backwards are part of pairs. A pair takes as long as
-    /// both, less what it hides. Empty without pairs.
+    /// By rank and chunk, how many forwards and backwards are part of pairs. A pair takes as long
+    /// as both, less what it hides. Empty without pairs.
     pub paired: Vec<Vec<[u32; 2]>>,
     /// Ranks update without waiting for one another and roll back an update that validation rejects
     /// (Zero Bubble, arXiv 2401.10241, section 4). An iteration then lasts from the start of a

@@ -33,9 +33,9 @@ pub fn interleaved_bubble_s(p: usize, v: usize, forward_s: f64, backward_s: f64)
 }
 
 /// Iteration of overlapped 1F1B without latency whose pairs take `pair_s` for `v` chunks, at least
-/// as long as either part alone. The last rank waits for the first micro-batch, runs `w = (v − 1)p + 1`
-/// chunks forward, then pairs, then `w` chunks backward; the last micro-batch's backward path ends
-/// on the first rank: `((p − 1)(F + B) + w(F + B) + (mv − w)P)/v`.
+/// as long as either part alone. The last rank waits for the first micro-batch, runs
+/// `w = (v − 1)p + 1` chunks forward, then pairs, then `w` chunks backward; the last micro-batch's
+/// backward path ends on the first rank: `((p − 1)(F + B) + w(F + B) + (mv − w)P)/v`.
 pub fn overlapped_1f1b_s(p: usize, m: usize, v: usize, both_s: f64, pair_s: f64) -> f64 {
     let alone = ((v - 1) * p + 1).min(m * v);
     ((p - 1 + alone) as f64 * both_s + (m * v - alone) as f64 * pair_s) / v as f64
