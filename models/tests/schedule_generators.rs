@@ -457,7 +457,8 @@ fn pairs_that_cannot_run_together_are_refused() {
 /// is of two micro-batches.
 #[test]
 fn overlapped_1f1b_pairs_every_forward_behind_its_warm_up() {
-    for (p, v) in (1..7).flat_map(|p| (1..5).map(move |v| (p, v))) {
+    let counts = (1..7).flat_map(|p| (1..5).map(move |v| (p, v)));
+    for (p, v) in counts.filter(|&(p, v)| p == 1 || v > 1) {
         for m in [p, 2 * p, 5 * p] {
             let schedule = ScheduleName::Overlapped1F1B.build(p, m, v).unwrap();
             assert_eq!(schedule.validate(), Ok(()), "{p} {m} {v}");

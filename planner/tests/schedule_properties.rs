@@ -175,6 +175,7 @@ proptest! {
     fn pairs_shorten_overlapped_1f1b_by_what_they_hide(
         p in 1..7_usize, v in 1..5_usize, rounds in 1..6_usize, times in times(3)
     ) {
+        let v = if p > 1 { v + 1 } else { v };
         let (m, forward, backward) = (p * rounds, times[0], times[1]);
         let pair_s = forward.max(backward) + forward.min(backward) * times[2] / 4.0;
         let schedule = ScheduleName::Overlapped1F1B.build(p, m, v).unwrap();

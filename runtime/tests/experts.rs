@@ -249,7 +249,7 @@ fn in_pairs() -> Vec<Split> {
         Split { ep: 2, zero: 3, ..one },
         Split { cp: 2, ep: 4, ..one },
         Split { ep: 2, schedule: ScheduleName::Overlapped1F1B, ..one },
-        Split { tp: 2, ep: 4, zero: 2, schedule: ScheduleName::Overlapped1F1B, vpp: 1, ..one },
+        Split { tp: 2, ep: 4, zero: 2, schedule: ScheduleName::Overlapped1F1B, ..one },
         Split { ep: 2, zero: 3, pp: 1, vpp: 1, schedule: ScheduleName::Overlapped1F1B, ..one },
     ]
 }

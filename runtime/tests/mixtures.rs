@@ -38,11 +38,10 @@ const CP: [(usize, CpStyle); 5] = [
     (2, CpStyle::Ulysses),
 ];
 /// Schedules, with chunks of a rank.
-const SCHEDULE: [(ScheduleName, usize); 9] = [
+const SCHEDULE: [(ScheduleName, usize); 8] = [
     (ScheduleName::OneFOneB, 1),
     (ScheduleName::GPipe, 1),
     (ScheduleName::Interleaved1F1B, 2),
-    (ScheduleName::Overlapped1F1B, 1),
     (ScheduleName::Overlapped1F1B, 2),
     (ScheduleName::ZbH1, 1),
     (ScheduleName::ZbV, 2),

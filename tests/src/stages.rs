@@ -15,13 +15,14 @@ const MOST_CHOICES: u64 = 20_000;
 pub fn pipeline(random: &mut Random, vocab: Vocab, schedule: ScheduleName) -> Arc<Pipeline> {
     let looped = match schedule {
         ScheduleName::LoopedBfs => true,
-        ScheduleName::Overlapped1F1B => random.percent(50),
+        ScheduleName::Overlapped1F1B => random.percent(70),
         _ => schedule.chunk_rule().nearest(1) == 2,
     };
     let twice = schedule.layout(2).copies() == 2;
     let ranks = match (twice, looped) {
         (true, _) => random.pick(&[2, 4]),
         (_, true) => 2,
+        _ if schedule == ScheduleName::Overlapped1F1B => 1,
         _ => random.whole(1 + usize::from(vocab.over_pipeline()), 4),
     };
     let rounds = random.whole(1, 8);

@@ -176,13 +176,9 @@ fn an_iteration_is_its_passes_with_what_comes_behind() {
         } else {
             vec![0.0; 3]
         };
-        let pair = (0..4).map(|i| {
-            let j = 3 - i;
-            [forward[i] + whole[j], forward[j] + whole[i]]
-        });
         let durations = Durations {
             backward: whole.iter().zip(&weight).map(|(whole, weight)| whole - weight).collect(),
-            pair: pair.collect(),
+            paired: [forward.clone(), whole.clone()],
             forward,
             weight: if split { weight } else { vec![] },
             link_s,

@@ -173,8 +173,10 @@ impl ScheduleName {
             Self::Naive | Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbH2 => {
                 ChunkRule::Exactly(1)
             }
-            Self::Interleaved1F1B | Self::InterleavedZb => ChunkRule::AtLeast(2),
-            Self::LoopedBfs | Self::Overlapped1F1B => ChunkRule::AtLeast(1),
+            Self::Interleaved1F1B | Self::Overlapped1F1B | Self::InterleavedZb => {
+                ChunkRule::AtLeast(2)
+            }
+            Self::LoopedBfs => ChunkRule::AtLeast(1),
             Self::ZbAuto => ChunkRule::OneOrTwo,
             Self::ZbV | Self::VHalf | Self::VMin | Self::V1F1B => ChunkRule::Exactly(2),
             Self::DualPipe | Self::DualPipeV | Self::Chimera => ChunkRule::Exactly(2),
@@ -198,12 +200,11 @@ impl ScheduleName {
         chunks: usize,
     ) -> Result<(), ScheduleError> {
         Counts::new(ranks, micro_batches, chunks)?;
-        self.check_chunks(chunks)?;
+        self.check_chunks(ranks, chunks)?;
         match self {
-            Self::Interleaved1F1B | Self::InterleavedZb => {
+            Self::Interleaved1F1B | Self::Overlapped1F1B | Self::InterleavedZb => {
                 self.check_divisible(ranks, micro_batches)
             }
-            Self::Overlapped1F1B if chunks > 1 => self.check_divisible(ranks, micro_batches),
             Self::Chimera => {
                 self.check_even(ranks)?;
                 self.check_divisible(ranks, micro_batches)
@@ -217,9 +218,10 @@ impl ScheduleName {
         }
     }
 
-    fn check_chunks(self, chunks: usize) -> Result<(), ScheduleError> {
+    fn check_chunks(self, ranks: usize, chunks: usize) -> Result<(), ScheduleError> {
         let rule = self.chunk_rule();
-        if rule.allows(chunks) {
+        // A single pipeline rank has pairs with one chunk, too.
+        if rule.allows(chunks) || self == Self::Overlapped1F1B && ranks == 1 {
             return Ok(());
         }
         let nearest = rule.nearest(chunks);

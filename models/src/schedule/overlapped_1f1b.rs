@@ -10,11 +10,11 @@ use super::{PassKind, PassOrder, Schedule, ScheduleError, ScheduleName, StageLay
 /// next backward, and the two run together (Megatron-Core's `--overlap-moe-expert-parallel-comm`).
 ///
 /// With a pair as long as its parts the bubble is that of interleaved 1F1B, `(p − 1)(F + B + W)/v`;
-/// pipeline rank `i` holds one chunk more than its warm-up has. With one chunk that is about twice
-/// what 1F1B holds. A single pipeline rank has no bubble.
+/// pipeline rank `i` holds one chunk more than its warm-up has. A single pipeline rank may have one
+/// chunk: it runs whole micro-batches in pairs.
 ///
 /// # Errors
-/// A count is zero, or `v` is above 1 and `m` no multiple of `p`.
+/// A count is zero, `v` is 1 with several pipeline ranks, or `m` is no multiple of `p`.
 pub fn overlapped_1f1b(
     ranks: usize,
     micro_batches: usize,
