@@ -231,7 +231,7 @@ impl Source {
     }
 
     /// Text of the value at `location`, as written.
-    fn value_at(&self, location: Location) -> &str {
+    pub(crate) fn value_at(&self, location: Location) -> &str {
         let span = location.span();
         let (Some(start), Some(length)) = (span.byte_offset(), span.byte_len()) else { return "" };
         let (start, length) = (start as usize, length as usize);

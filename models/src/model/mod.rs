@@ -24,7 +24,7 @@ use crate::text::quotable;
 pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
     let format: Format = parse_yaml(source)?;
     let raw = match format.model_type {
-        Some(_) => hugging_face::raw_model(source, &parse_yaml(source)?)?,
+        Some(_) => hugging_face::raw_model(source)?,
         None => parse_yaml(source)?,
     };
     finish::finish(source, raw)
@@ -38,7 +38,7 @@ const NAMED: usize = 10;
 pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
     let unknown = match hugging_face {
-        true => hugging_face::keys_without_effect(source, spec).unwrap_or_default(),
+        true => hugging_face::keys_without_effect(source).unwrap_or_default(),
         false => vec![],
     };
     let name = |(key, line): &(String, usize)| format!("`{}` (line {line})", quotable(key));
