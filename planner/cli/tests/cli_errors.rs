@@ -101,13 +101,17 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 26] = [
+    let cases: [(&str, &[&str]); 30] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
-        ("--model tiny --gpus eight", &["invalid value 'eight'", "a whole number from 1"]),
-        ("--model tiny --gpus -8", &["invalid value '-8' for '--gpus", "a whole number from 1"]),
+        ("--model tiny --gpus eight", &["--gpus needs a whole number of at least 1, not `eight`"]),
+        ("--model tiny --gpus -8", &["--gpus needs a whole number of at least 1, not `-8`"]),
+        ("--model tiny --gpus 99999999999999999999", &["--gpus needs a smaller number"]),
+        ("--model tiny --gpus 8 --top -1", &["--top needs a whole number, 0 or more, not `-1`"]),
+        ("--model tiny --gpus 8 --headroom x", &["--headroom needs a number, not `x`"]),
+        ("schedule 1f1b --stages -4 --micro-batches 8", &["--stages needs a whole number"]),
         ("--model tiny --gpus 8 --tokens -1", &["--tokens cannot be `-1`"]),
         (
             "schedule zb_auto --stages 4 --micro-batches 8 --memory-limit 0.5",
@@ -133,7 +137,7 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
         ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
         ("launch nowhere --mpi", &["-n <N>"]),
-        ("launch nowhere -n 0", &["0 is not in 1.."]),
+        ("launch nowhere -n 0", &["-n needs a whole number of at least 1, not `0`"]),
         ("launch nowhere --local -n 8", &["cannot be used with"]),
         ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
         ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
