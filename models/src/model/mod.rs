@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::input::{InputError, Source, parse_yaml};
+use crate::kind::{Kind, or_other};
 use crate::text::quotable;
 
 /// Reads a model: our YAML, or a Hugging Face `config.json` (told by its `model_type`).
@@ -25,7 +26,7 @@ pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
     let format: Format = parse_yaml(source)?;
     let raw = match format.model_type {
         Some(_) => hugging_face::raw_model(source)?,
-        None => parse_yaml(source)?,
+        None => parse_yaml(source).map_err(|error| or_other(source, Kind::Model, error))?,
     };
     finish::finish(source, raw)
 }

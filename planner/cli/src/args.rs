@@ -116,18 +116,6 @@ fn ranks(text: &str) -> Result<u64, String> {
     whole(text).and_then(|n| if n == 0 { whole("") } else { Ok(n) })
 }
 
-/// What a value that cannot be read should be, in our words for what parsers say.
-pub fn needed(said: &str) -> &str {
-    match said {
-        "invalid float literal" | "cannot parse float from empty string" => "a number",
-        "invalid digit found in string" | "cannot parse integer from empty string" => {
-            "a whole number, 0 or more"
-        }
-        "number too large to fit in target type" => "a smaller number",
-        ours => ours,
-    }
-}
-
 /// What `--set` takes, decision by decision.
 fn settings_help() -> String {
     let mut text = "Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable\n\n\
