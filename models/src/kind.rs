@@ -46,8 +46,8 @@ fn kind(source: &Source) -> Option<Kind> {
     told.into_iter().find(|(_, is)| *is).map(|(kind, _)| kind)
 }
 
-/// The error for a file that could not be read as what was wanted: where it is of another kind, that
-/// it is, with the flag that takes it; `error` otherwise.
+/// The error for a file that could not be read as what was wanted: where it is of another kind,
+/// that it is, with the flag that takes it; `error` otherwise.
 pub(crate) fn or_other(source: &Source, wanted: Kind, error: InputError) -> InputError {
     let Some(found) = kind(source).filter(|&found| found != wanted) else { return error };
     let name = source.name();

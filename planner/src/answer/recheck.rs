@@ -60,20 +60,17 @@ pub fn in_memory_of(request: &Request, plan: &Plan) -> Request {
 /// The request on devices with the least memory in which the plan fits. `None` where its schedule
 /// cannot be built, or it does not fit.
 pub fn in_own_memory(request: &Request, plan: &Plan) -> Option<Request> {
+    let whole = priced(request, plan)?.priced;
+    whole.fits.then_some(())?;
+    let needs_bytes = whole.device_bytes.into_iter().fold(0.0, f64::max);
     let mut own = request.clone();
-    let needs_bytes = priced(request, plan)?.priced.device_bytes.into_iter().fold(0.0, f64::max);
-    let has_bytes = request.cluster.device.hbm_bytes;
-    let mut bytes = needs_bytes / (1.0 - request.cluster.headroom);
+    let hbm_bytes = &mut own.cluster.device.hbm_bytes;
+    *hbm_bytes = hbm_bytes.min(needs_bytes / (1.0 - request.cluster.headroom));
     // The sums that decide what fits may round otherwise than this quotient.
-    while bytes < has_bytes {
-        own.cluster.device.hbm_bytes = bytes;
-        if priced(&own, plan)?.priced.fits {
-            return Some(own);
-        }
-        bytes = bytes.next_up();
+    while !priced(&own, plan)?.priced.fits {
+        own.cluster.device.hbm_bytes = own.cluster.device.hbm_bytes.next_up();
     }
-    own.cluster.device.hbm_bytes = has_bytes;
-    priced(&own, plan)?.priced.fits.then_some(own)
+    Some(own)
 }
 
 fn priced(request: &Request, plan: &Plan) -> Option<Found> {

@@ -31,8 +31,8 @@ pub enum Verdict {
     },
     /// The proof is wrong.
     Wrong(Violation),
-    /// The proof is wrong of the shortest time, which is what the plan says, or says nothing of; but
-    /// within the memory that the plan needs, it holds.
+    /// The proof is wrong of the shortest time, but within the memory that the plan needs it holds,
+    /// and the plan does not say that it was to need the least.
     WithinOwnMemory(Violation),
 }
 

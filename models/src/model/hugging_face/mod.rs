@@ -22,7 +22,8 @@ use keys::ALL;
 
 pub(super) use keys::keys_without_effect;
 
-/// `model_type`s that are not read and whose RoPE turns pairs of neighbouring columns, which only latent attention does here.
+/// `model_type`s that are not read and whose RoPE turns pairs of neighbouring columns, which only
+/// latent attention does here.
 const INTERLEAVED: [&str; 9] =
     ["glm", "glm4", "gptj", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "helium"];
 
