@@ -464,7 +464,7 @@ fn keys_of_released_files_are_not_named() {
                   \"sliding_window\": 4096";
     let llama_tokens = "\"pad_token_id\": 0, \"pretraining_tp\": 1, \"rope_scaling\": null, \
                         \"attention_bias\": false, \"mlp_bias\": false";
-    let kinds = |kind: &str| format!("\"layer_types\": [{}]", vec![kind; 2].join(", "));
+    let kinds = |kind: &str| format!("\"layer_types\": [{}]", [kind; 2].join(", "));
     let alternating = kinds("\"sliding_attention\", \"full_attention\"");
     let full = kinds("\"full_attention\", \"full_attention\"");
     for (model_type, keys) in [
