@@ -166,10 +166,12 @@ impl Source {
         let path = path.as_ref();
         let name = path.display().to_string();
         if path.is_dir() {
-            return Err(InputError::new(format!("{name} is a directory")).help(format!(
-                "give a file in it, for example {}",
-                path.join("config.json").display()
-            )));
+            let known = ["config.json", "plan.yaml"].map(|file| path.join(file));
+            let example = known.iter().find(|file| file.is_file());
+            let example =
+                example.map_or_else(String::new, |file| format!(", such as {}", file.display()));
+            return Err(InputError::new(format!("{name} is a directory"))
+                .help(format!("give a file in it{example}")));
         }
         let kind = fs::metadata(path).map_err(|error| unreadable(&name, &error))?.file_type();
         if !kind.is_file() && !is_open_already(path) {
@@ -231,7 +233,7 @@ impl Source {
     }
 
     /// Text of the value at `location`, as written.
-    fn value_at(&self, location: Location) -> &str {
+    pub(crate) fn value_at(&self, location: Location) -> &str {
         let span = location.span();
         let (Some(start), Some(length)) = (span.byte_offset(), span.byte_len()) else { return "" };
         let (start, length) = (start as usize, length as usize);
@@ -397,7 +399,7 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
         _ => return None,
     };
     let valid = type_in_words(expected);
-    let found = quotable(source.value_at(at).trim());
+    let found = quotable(source.value_at(at).trim().lines().next().unwrap_or_default());
     let found = if found.is_empty() { "what is here".to_owned() } else { format!("`{found}`") };
     Some((format!("{} cannot be {found}", key(source, at)), format!("valid: {valid}")))
 }
@@ -453,7 +455,7 @@ fn one_of(what: &str, given: &str, expected: &[&'static str]) -> String {
 
 /// The candidate that `given` probably misspells: at most a third of it is wrong.
 pub fn nearest<'a>(given: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    let given: Vec<char> = given.chars().take(64).collect();
+    let given: Vec<char> = given.to_lowercase().chars().take(64).collect();
     let scored = candidates.iter().map(|candidate| (edits(&given, candidate), *candidate));
     let (distance, best) = scored.min_by_key(|(distance, _)| *distance)?;
     (distance * 3 <= given.len().max(3)).then_some(best)

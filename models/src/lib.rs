@@ -24,6 +24,7 @@ pub mod cluster;
 pub mod decisions;
 pub mod formulas;
 pub mod input;
+mod kind;
 pub mod layer;
 pub mod mesh;
 pub mod model;

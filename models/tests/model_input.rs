@@ -431,6 +431,70 @@ fn hugging_face_keys_are_read_or_named() {
     assert!(said[0].contains("`key_9`") && said[0].ends_with("and 20 more"), "{said:?}");
 }
 
+/// What a type's class does not read is named, also where another type's class reads it.
+#[test]
+fn hugging_face_keys_of_other_types_are_named() {
+    for (model_type, keys, named) in [
+        ("llama", "\"use_qkv_bias\": true", "`use_qkv_bias`"),
+        ("llama", "\"layer_norm_eps\": 1e-6", "`layer_norm_eps`"),
+        ("llama", "\"n_layer\": 2", "`n_layer`"),
+        ("mistral", "\"attention_bias\": true", "`attention_bias`"),
+        ("qwen2", "\"sliding_window\": 16", "`sliding_window`"),
+        ("gemma2", "\"hidden_act\": \"silu\"", "`hidden_act`"),
+        ("stablelm", "\"rms_norm_eps\": 1e-6", "`rms_norm_eps`"),
+        ("stablelm", "\"head_dim\": 16", "`head_dim`"),
+    ] {
+        let said = told(model_type, keys);
+        assert!(said.len() == 1 && said[0].contains(named), "{model_type}, {keys}: {said:?}");
+    }
+}
+
+/// Keys of released files and of those that transformers 4.57 writes, over the common shape.
+#[test]
+fn keys_of_released_files_are_not_named() {
+    let every = "\"architectures\": [\"X\"], \"bos_token_id\": 2, \"eos_token_id\": [1, 2], \
+                 \"initializer_range\": 0.02, \"torch_dtype\": \"bfloat16\", \
+                 \"transformers_version\": \"4.57.0\", \"use_cache\": true, \
+                 \"tie_word_embeddings\": false, \"attention_dropout\": 0.0, \"rope_theta\": 1e4";
+    let switched_off = "\"max_window_layers\": 28, \"sliding_window\": 32768, \
+                        \"use_sliding_window\": false, \"rms_norm_eps\": 1e-6";
+    let gemma2 = "\"attn_logit_softcapping\": 50.0, \"cache_implementation\": \"hybrid\", \
+                  \"final_logit_softcapping\": 30.0, \"hidden_activation\": \"gelu_pytorch_tanh\", \
+                  \"hidden_act\": \"gelu_pytorch_tanh\", \"query_pre_attn_scalar\": 256, \
+                  \"sliding_window\": 4096";
+    let llama_tokens = "\"pad_token_id\": 0, \"pretraining_tp\": 1, \"rope_scaling\": null, \
+                        \"attention_bias\": false, \"mlp_bias\": false";
+    let kinds = |kind: &str| format!("\"layer_types\": [{}]", [kind; 2].join(", "));
+    let alternating = kinds("\"sliding_attention\", \"full_attention\"");
+    let full = kinds("\"full_attention\", \"full_attention\"");
+    for (model_type, keys) in [
+        ("llama", llama_tokens.to_owned()),
+        (
+            "mistral",
+            "\"sliding_window\": null, \"head_dim\": 8, \"attention_bias\": false".to_owned(),
+        ),
+        ("qwen2", format!("{switched_off}, \"use_mrope\": false")),
+        ("qwen2", format!("{switched_off}, {full}")),
+        ("qwen3", format!("{switched_off}, \"attention_bias\": false, \"head_dim\": 128")),
+        ("gemma2", format!("{gemma2}, \"sliding_window_size\": 4096")),
+        ("gemma2", format!("{gemma2}, \"use_bidirectional_attention\": null, {alternating}")),
+        ("gemma2", format!("{gemma2}, {full}")),
+    ] {
+        let said = told(model_type, &format!("{every}, {keys}"));
+        assert_eq!(said, [""; 0], "{model_type}: {keys}");
+    }
+}
+
+/// The warnings of a small configuration with `keys` added.
+fn told(model_type: &str, keys: &str) -> Vec<String> {
+    let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
+                 \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 9000";
+    let text = format!("{{\"model_type\": \"{model_type}\", {shape},\n{keys}}}");
+    let source = Source::from_bytes("config.json", text.into_bytes()).unwrap();
+    let spec = read(&source).unwrap_or_else(|error| panic!("{error}"));
+    warnings(&source, &spec)
+}
+
 #[test]
 fn shipped_configurations_have_no_unknown_keys() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/hugging_face");

@@ -353,6 +353,18 @@ fn a_memory_limit_that_no_order_keeps_is_named_with_one_that_would_do() {
         let less = least - 1.5 / chunks as f64;
         assert!(less < 0.0 || within(less).is_err(), "{p} {m} {chunks}: {less} would do");
     }
+    // What is named is short, and accepted where it is typed back.
+    for (freed_by_b, freed_by_w) in
+        [(0.1, 0.2), (0.1234567, 1.0), (1e-7 / 3.0, 1e-7), (7e8 / 9.0, 0.0)]
+    {
+        let costs = AutoCosts { limit: 0.0, freed_by_b, freed_by_w, ..AutoCosts::even(4) };
+        let error = zb_auto(4, 8, 1, costs).unwrap_err().to_string();
+        let least = error.rsplit(' ').next().unwrap();
+        let digits = least.trim_matches(['0', '.']).replace('.', "");
+        assert!(digits.trim_matches('0').len() <= 6, "{least}");
+        let limit = least.parse().unwrap();
+        assert!(zb_auto(4, 8, 1, AutoCosts { limit, ..costs }).is_ok(), "{least}");
+    }
     for chunks in [1, 2] {
         let costs = AutoCosts { limit: 4.0, ..AutoCosts::even(4) };
         assert_eq!(zb_auto(4, 8, chunks, costs).unwrap().validate(), Ok(()));

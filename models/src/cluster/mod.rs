@@ -25,11 +25,13 @@ pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_name
 pub use written::table_text;
 
 use crate::input::{InputError, Source, parse_yaml};
+use crate::kind::{Kind, or_other};
 
 /// Reads a cluster from YAML.
 ///
 /// # Errors
 /// Anything wrong with the text or a value, at its place, with what would be valid.
 pub fn read(source: &Source) -> Result<ClusterSpec, InputError> {
-    raw::finish(source, &parse_yaml(source)?)
+    let raw = parse_yaml(source).map_err(|error| or_other(source, Kind::Cluster, error))?;
+    raw::finish(source, &raw)
 }

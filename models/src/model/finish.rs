@@ -67,7 +67,7 @@ impl ModelSpec {
             Positions::Learned { max } => max,
             Positions::Rope => MAX_SEQUENCE,
         };
-        self.seq_len = flag("seq_len", tokens, most)?;
+        self.seq_len = flag("--seq-len", tokens, most)?;
         self.lift(SEQUENCE_ASSUMED);
         if self.lift(BATCH_ASSUMED) {
             self.global_batch = assume_batch(tokens, &mut self.assumptions);
@@ -76,7 +76,7 @@ impl ModelSpec {
     }
 
     fn with_global_batch(mut self, sequences: u64) -> Result<Self, InputError> {
-        self.global_batch = flag("global_batch", sequences, MAX_BATCH)?;
+        self.global_batch = flag("--global-batch", sequences, MAX_BATCH)?;
         self.lift(BATCH_ASSUMED);
         Ok(self)
     }

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::input::{InputError, Source, parse_yaml};
+use crate::kind::{Kind, or_other};
 use crate::text::quotable;
 
 /// Reads a model: our YAML, or a Hugging Face `config.json` (told by its `model_type`).
@@ -24,8 +25,8 @@ use crate::text::quotable;
 pub fn read(source: &Source) -> Result<ModelSpec, InputError> {
     let format: Format = parse_yaml(source)?;
     let raw = match format.model_type {
-        Some(_) => hugging_face::raw_model(source, &parse_yaml(source)?)?,
-        None => parse_yaml(source)?,
+        Some(_) => hugging_face::raw_model(source)?,
+        None => parse_yaml(source).map_err(|error| or_other(source, Kind::Model, error))?,
     };
     finish::finish(source, raw)
 }
@@ -38,7 +39,7 @@ const NAMED: usize = 10;
 pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
     let unknown = match hugging_face {
-        true => hugging_face::keys_without_effect(source, spec).unwrap_or_default(),
+        true => hugging_face::keys_without_effect(source).unwrap_or_default(),
         false => vec![],
     };
     let name = |(key, line): &(String, usize)| format!("`{}` (line {line})", quotable(key));

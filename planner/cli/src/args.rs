@@ -13,6 +13,7 @@ use std::path::PathBuf;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     arg_required_else_help = true,
+    allow_negative_numbers = true,
     after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits,\n4 the time ended before anything was known."
 )]
 pub struct Cli {
@@ -62,7 +63,6 @@ pub struct RequestArgs {
     #[arg(
         long,
         value_name = "N",
-        allow_negative_numbers = true,
         value_parser = whole,
         required_unless_present = "from"
     )]
@@ -71,21 +71,21 @@ pub struct RequestArgs {
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
     /// Sequences an iteration [default: the model file's, else nearest to 4M tokens]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
+    #[arg(long, value_name = "N", value_parser = whole)]
     pub global_batch: Option<u64>,
     /// Tokens a sequence [default: the model file's, else its positions]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
+    #[arg(long, value_name = "N", value_parser = whole)]
     pub seq_len: Option<u64>,
     /// Tokens to train on, such as 15T: gives the days it takes
-    #[arg(long, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_name = "N")]
     pub tokens: Option<String>,
     /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the
     /// memory model]
-    #[arg(long, allow_negative_numbers = true, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
     /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3 [default: the model
     /// file's, else 1]
-    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR")]
     pub expert_imbalance: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
@@ -102,9 +102,18 @@ pub struct RequestArgs {
     pub json: bool,
 }
 
-/// A whole number that is not negative. One out of range is refused where it is used.
+/// A whole number of at least 1. One that is too large is refused where it is used.
 fn whole(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("it takes a whole number from 1 to {}", u64::MAX))
+    let too_large = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty();
+    text.parse().map_err(|_| match too_large {
+        true => "a smaller number".to_owned(),
+        false => "a whole number of at least 1".to_owned(),
+    })
+}
+
+/// A number of processes, which is not 0.
+fn ranks(text: &str) -> Result<u64, String> {
+    whole(text).and_then(|n| if n == 0 { whole("") } else { Ok(n) })
 }
 
 /// What `--set` takes, decision by decision.
@@ -169,7 +178,7 @@ pub struct LimitArgs {
     /// be [default: 1; 0.2 with --from; where that shows nothing and other programs had the
     /// processors, `plan` goes on for about 15 s at most; 0.05 for `estimate` with everything set,
     /// 0.4 for each alternative of `explain`; 60 more for --order ilp]
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
     /// Go on until nothing can be faster, or integer programs have done all the work they are
     /// allowed; Ctrl-C prints the best so far
@@ -213,6 +222,7 @@ pub enum Order {
 
 /// `plan estimate`.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct EstimateArgs {
     /// The request.
     #[command(flatten)]
@@ -232,6 +242,7 @@ pub struct ListArgs {
 
 /// `plan check`.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct CheckArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
@@ -271,6 +282,7 @@ pub struct DiffArgs {
 /// `plan schedule`. Times are those of one micro-batch on one pipeline rank's whole share, in any
 /// unit.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct ScheduleArgs {
     /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, overlapped_1f1b, looped_bfs, zb_h1, zb_h2,
     /// zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
@@ -346,6 +358,7 @@ pub struct ScheduleArgs {
 
 /// `plan explain`.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct ExplainArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
@@ -390,6 +403,7 @@ pub struct GenerateArgs {
 
 /// `plan launch`.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct LaunchArgs {
     /// The trainer's folder
     #[arg(value_name = "DIR")]
@@ -401,7 +415,7 @@ pub struct LaunchArgs {
     #[arg(long, conflicts_with = "local", requires = "processes")]
     pub mpi: bool,
     /// Processes, as many as the plan has ranks: on this machine, over TCP, unless MPI starts them
-    #[arg(short = 'n', value_name = "N", conflicts_with = "local", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'n', value_name = "N", conflicts_with = "local", value_parser = ranks)]
     pub processes: Option<u64>,
     /// On an NVIDIA GPU, which all ranks of one process share; with -n each process has a GPU of
     /// its own, over NCCL
@@ -414,6 +428,7 @@ pub struct LaunchArgs {
 
 /// `plan calibrate`.
 #[derive(Args, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct CalibrateArgs {
     /// The cluster whose other figures stay: laptop, or a file made of it; with --gpu one that has
     /// this GPU

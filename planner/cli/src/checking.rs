@@ -46,7 +46,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         true => Some(verified(&plan, args)?),
         false => None,
     };
-    if let Some(Verdict::Wrong(violation)) = &proof {
+    if let Some(Verdict::Wrong(violation) | Verdict::WithinOwnMemory(violation)) = &proof {
         found.violations.push(violation.clone());
     }
     let notes = match found.violations.is_empty() {
@@ -54,7 +54,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
             let request = request_of(&plan, args.cluster.as_deref()).ok();
             contradictions::notes(&plan, request.as_ref(), TOOL)
         }
-        false => vec![],
+        false => unstated_objective(&plan, proof.as_ref()).into_iter().collect(),
     };
     if args.json {
         output::print_json(&as_json(&found, proof.as_ref(), &notes))?;
@@ -63,6 +63,17 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         output::print(&(as_text(&args.plan, &plan, &found, proof.as_ref()) + &notes))?;
     }
     if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+}
+
+/// The note on a plan that seems to be one of least memory, but does not say so.
+fn unstated_objective(plan: &Plan, proof: Option<&Verdict>) -> Option<String> {
+    let Some(Verdict::WithinOwnMemory(_)) = proof else { return None };
+    let needs = bytes(plan.predicted.peak_memory_bytes);
+    Some(format!(
+        "in no more than its {needs} nothing is faster, so it may be a plan of least memory. Older \
+         versions did not write that down: if it is one, add `objective: memory` to its `inputs`, \
+         or make it again with --objective memory"
+    ))
 }
 
 /// Searches for what the plan's proof says does not exist.
@@ -120,7 +131,7 @@ fn proof_json(verdict: &Verdict) -> Value {
     let (holds, least_s, least_all_s) = match verdict {
         Verdict::Holds { iteration_s, all_s } => (true, Some(iteration_s), Some(all_s)),
         Verdict::Stopped { iteration_s } => (false, Some(iteration_s), None),
-        Verdict::Wrong(_) => (false, None, None),
+        Verdict::Wrong(_) | Verdict::WithinOwnMemory(_) => (false, None, None),
     };
     json!({"holds": holds, "least_s": least_s, "least_over_all_cuts_s": least_all_s})
 }
@@ -177,7 +188,8 @@ fn proof_words(proof: Option<&Verdict>) -> String {
             "not verified in the time: proof; so far, nothing over the cuts tried takes less than {}\n",
             seconds(*iteration_s)
         ),
-        Some(Verdict::Wrong(_)) => String::new(), // among the violations
+        // Among the violations.
+        Some(Verdict::Wrong(_) | Verdict::WithinOwnMemory(_)) => String::new(),
     }
 }
 

@@ -9,6 +9,7 @@ use models::plan::{Objective, Plan};
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};
 use planner::answer::explain_text;
+use planner::answer::recheck::in_memory_of;
 use planner::answer::text;
 use planner::request::Request;
 use planner::request::flags::request_of;
@@ -23,7 +24,7 @@ const EACH_S: f64 = 0.4;
 /// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let request = request_of(&plan, args.cluster.as_deref())?.in_memory_of(&plan);
+    let request = in_memory_of(&request_of(&plan, args.cluster.as_deref())?, &plan);
     // Alternatives are searched one by one, each with a limit of its own.
     let each = seconds(args.limit, EACH_S)?.map(Duration::from_secs_f64);
     if args.json {
@@ -38,7 +39,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     if plan.inputs.objective == Objective::Memory {
         let needs = text::bytes(plan.predicted.peak_memory_bytes);
         output::print(&format!(
-            "\nthis plan needs the least memory: what follows may use no more than its {needs}\n"
+            "\nthis plan needs the least memory: what is considered may use no more than its {needs}\n"
         ))?;
     }
     let (mut shown, mut bought) = (None, Vec::new());

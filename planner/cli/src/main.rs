@@ -10,6 +10,7 @@ mod generating;
 mod launching;
 mod limits;
 mod lists;
+mod misuse;
 mod output;
 mod patience;
 mod planning;
@@ -19,7 +20,7 @@ mod validating;
 use args::{Cli, Command};
 use clap::Parser;
 use failure::Failure;
-use models::text::{is_hidden, shown_lines};
+use misuse::misused;
 use std::process::ExitCode;
 
 /// A search allocates and frees millions of small lists on several threads.
@@ -31,16 +32,6 @@ fn main() -> ExitCode {
     let Err(failure) = run(&cli) else { return ExitCode::SUCCESS };
     eprint!("{failure}");
     ExitCode::from(failure.code())
-}
-
-/// Prints clap's message about misused flags, or the help that was asked for. Hidden characters of
-/// arguments, which the message quotes, are escaped.
-fn misused(error: &clap::Error) -> ! {
-    if std::env::args_os().any(|argument| argument.to_string_lossy().contains(is_hidden)) {
-        eprint!("{}", shown_lines(&error.render().to_string()));
-        std::process::exit(error.exit_code());
-    }
-    error.exit()
 }
 
 fn run(cli: &Cli) -> Result<(), Failure> {

@@ -16,7 +16,8 @@ use models::program::unsupported_decisions;
 use models::text::shown;
 use planner::answer::explain::{self, Asker};
 use planner::answer::explain_text;
-use planner::answer::replan::{replan, replan_least_memory};
+use planner::answer::recheck::in_memory_of;
+use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory};
 use planner::answer::report::{Alternative, Answer, NotRunnable};
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
@@ -25,7 +26,7 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
-use planner::search::{Effort, Empty, Outcome, search_wide};
+use planner::search::{Effort, Empty, search_wide};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -63,9 +64,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let patience = Patience { answer_s: default_s, share, is_default: args.limit.is_default() };
     let found = patiently(&mut request, patience, |request| match &known {
         Some(plan) => again(request, plan),
-        None => best(request).map(|answer| (request.gpus, answer)),
+        None => best(request).map(|answer| (request.gpus, WhyNoMore::CannotBeSplit, answer)),
     });
-    let (gpus, mut answer) = match found {
+    let (gpus, why_no_more, mut answer) = match found {
         Ok(found) => found,
         Err(why) => {
             // With --from, whether the GPUs can be split was not checked before.
@@ -102,11 +103,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     if idle > 0 {
         let all = request.gpus + idle;
-        let why = match answer.proof.searched_gap {
-            0.0 => "more cannot be split over this model, or not as fast",
-            _ => "no faster way with more was found in the time; --prove goes on",
-        };
-        let text = format!("{idle} of {all} GPUs: {why}");
+        let text = format!("{idle} of {all} GPUs: {}", why_no_more.words());
         around += &line("idle", &text);
     }
     let around = if around.is_empty() { around } else { format!("\n{around}") };
@@ -188,7 +185,7 @@ fn reordered(
         true => "by mean times none is shorter".to_owned(),
         false => format!("by mean times another may be up to {:.2} % shorter", 100.0 * gap),
     };
-    let alike = request.in_memory_of(&answer.plan);
+    let alike = in_memory_of(request, &answer.plan);
     Ok(match choice::shorter(&alike.task(), decisions, &answer.placed, how) {
         Ok(found) => {
             let saved = 1.0 - found.found.priced.iteration_s / answer.plan.predicted.iteration_s;
@@ -204,24 +201,18 @@ fn reordered(
     })
 }
 
-/// The best plan on the request's GPUs or fewer, beginning from a plan that is known; and how many
-/// it uses.
-fn again(request: &Request, known: &Plan) -> Result<(u64, Answer), Empty> {
+/// The best plan on the request's GPUs or fewer, beginning from a plan that is known; how many it
+/// uses, and why no more.
+fn again(request: &Request, known: &Plan) -> Result<(u64, WhyNoMore, Answer), Empty> {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
-    let (on, answer) = match request.objective {
-        Objective::Time => {
-            let (on, outcome) = replan(request, &known.decisions, &mut show)?;
-            let answer = Answer::new(&on, outcome);
-            (on, answer)
-        }
-        Objective::Memory => {
-            let (on, outcome, least_bytes) = replan_least_memory(request, &mut show)?;
-            let answer = leanest(&on, outcome, least_bytes);
-            (on, answer)
-        }
+    let Replanned { request, outcome, why, least_bytes } = match request.objective {
+        Objective::Time => replan(request, &known.decisions, &mut show)?,
+        Objective::Memory => replan_least_memory(request, &mut show)?,
     };
-    Ok((on.gpus, answer.ok_or(Empty::Undecided)?))
+    let least_memory_bytes = least_bytes.map(|bytes| bytes as u64);
+    let answer = Answer::new(&request, outcome).ok_or(Empty::Undecided)?;
+    Ok((request.gpus, why, Answer { least_memory_bytes, ..answer }))
 }
 
 fn best(request: &Request) -> Result<Answer, Empty> {
@@ -231,13 +222,8 @@ fn best(request: &Request) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
     let found = explain::least_memory(request, &mut |standing| progress.show(standing));
     let (outcome, least_bytes) = found?;
-    leanest(request, outcome, least_bytes).ok_or(Empty::Undecided)
-}
-
-/// The answer that a plan of least memory is; in less than `least_bytes` nothing fits.
-fn leanest(request: &Request, outcome: Outcome, least_bytes: f64) -> Option<Answer> {
-    let answer = Answer::new(request, outcome)?;
-    Some(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
+    let answer = Answer::new(request, outcome).ok_or(Empty::Undecided)?;
+    Ok(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
 }
 
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
@@ -448,6 +434,6 @@ mod tests {
         assert_eq!(again(&request, &known).err(), Some(Empty::Undecided));
         let patience = Patience { answer_s: AGAIN_S, share: 1.0, is_default: true };
         let found = patiently(&mut request, patience, |request| again(request, &known));
-        assert!(found.is_ok_and(|(gpus, answer)| gpus == 8 && answer.feasible));
+        assert!(found.is_ok_and(|(gpus, _, answer)| gpus == 8 && answer.feasible));
     }
 }

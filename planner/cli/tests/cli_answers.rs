@@ -310,6 +310,8 @@ fn a_plan_of_least_memory_says_so() {
     let explained = plan(&format!("explain {path}"));
     assert!(explained.out.contains("least memory"), "{explained:?}");
     assert!(!explained.out.contains("faster than the plan"), "{explained:?}");
+    let binds = explained.out.lines().find(|line| line.starts_with("binds")).unwrap();
+    assert!(binds.contains("1 GB more than its") && !binds.contains("left"), "{binds}");
     let needs = |run: &Run| run.json()["predicted"]["peak_memory_bytes"].clone();
     let direct = plan(&format!("{words} --objective memory --prove --json"));
     let again = plan(&format!("--from {path} --prove --json"));
@@ -319,7 +321,25 @@ fn a_plan_of_least_memory_says_so() {
     // Without the record, as in older plans, what is faster in more memory counts.
     std::fs::write(&file, text.replacen("  objective: memory\n", "", 1)).unwrap();
     assert_eq!(plan(&format!("check {path}")).code, 0);
-    assert_eq!(plan(&format!("check {path} --proof")).code, 2);
+    let checked = plan(&format!("check {path} --proof"));
+    assert!(checked.code == 2 && checked.out.contains("`objective: memory`"), "{checked:?}");
+}
+
+/// A proof that holds in no memory is wrong, and nothing is said of an older version.
+#[test]
+fn a_wrong_proof_is_not_taken_for_one_of_least_memory() {
+    let file = scratch("slow.yaml");
+    let path = file.display();
+    let slow = "--model llama8b --gpus 16 --set pp=2 --set recompute=none --set tp=8";
+    assert_eq!(plan(&format!("{slow} -o {path}")).code, 0);
+    let text = std::fs::read_to_string(&file).unwrap();
+    let start = text.find("  settings:").unwrap();
+    let end = start + text[start..].find("  headroom:").unwrap();
+    let free = format!("{}  settings: []\n{}", &text[..start], &text[end..]);
+    std::fs::write(&file, free).unwrap();
+    let checked = plan(&format!("check {path} --proof"));
+    assert!(checked.code == 2 && checked.out.contains("proof.searched_gap"), "{checked:?}");
+    assert!(!checked.out.contains("objective"), "{checked:?}");
 }
 
 /// Of a plan's degrees nothing may fit elsewhere, on the same number of GPUs, where others do.
@@ -395,6 +415,9 @@ fn a_plan_is_made_again_for_fewer_gpus() {
     assert!((time_s(&after) / time_s(&direct) - 1.0).abs() < 1e-9, "{after} {direct}");
     let screen = plan(&format!("--from {path} --gpus 15"));
     assert!(screen.out.contains("\nidle       "), "{screen:?}");
+    // 15 can be split with other degrees, and is slower.
+    let proven = plan(&format!("--from {path} --gpus 15 --prove"));
+    assert!(proven.out.contains("or no plan on them is as fast"), "{proven:?}");
     let same = plan(&format!("--from {path} --json")).json();
     assert!((time_s(&same) / time_s(&before) - 1.0).abs() < 1e-9, "{same} {before}");
     let other = plan(&format!("--from {path} --set cp=2 --json")).json();

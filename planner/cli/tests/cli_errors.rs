@@ -66,6 +66,30 @@ fn bomb() -> String {
     first + &(1..10).map(level).collect::<String>()
 }
 
+/// A file of another kind is called by its name, not by its first key.
+#[test]
+fn files_of_another_kind_name_their_flag() {
+    let folder = scratch("kinds");
+    std::fs::create_dir_all(&folder).unwrap();
+    let made = folder.join("plan.yaml").display().to_string();
+    assert_eq!(plan(&format!("--model tiny --cluster laptop --gpus 2 -o {made}")).code, 0);
+    let tiny = model("tiny_kind.yaml", MODEL);
+    let cluster = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/shipped/clusters/laptop.yaml");
+    let config = file("no_type.json", b"{\"hidden_size\": 64, \"num_hidden_layers\": 4}");
+    let cases = [
+        (format!("--model {made} --gpus 2"), "is a plan, no model", "--from"),
+        (format!("--model {cluster} --gpus 2"), "is a cluster, no model", "--cluster"),
+        (format!("--model tiny --gpus 2 --cluster {tiny}"), "is a model, no cluster", "--model"),
+        (format!("--model tiny --gpus 2 --cluster {made}"), "is a plan, no cluster", "--from"),
+        (format!("--model {config} --gpus 2"), "has no `model_type`", "config.json"),
+        (format!("explain {}", folder.display()), "is a directory", "plan.yaml"),
+        (format!("explain {made} --cluster dgx_h200"), "was made for `laptop`", "dgx_h200"),
+    ];
+    for (words, says, helps) in cases {
+        fails(&words, 2, &[says, helps]);
+    }
+}
+
 #[test]
 fn a_folder_is_no_model() {
     fails(&format!("--model {} --gpus 8", env!("CARGO_TARGET_TMPDIR")), 2, &["is a directory"]);
@@ -101,13 +125,20 @@ fn degrees_that_do_not_divide_name_what_would() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 26] = [
+    let cases: [(&str, &[&str]); 33] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
-        ("--model tiny --gpus eight", &["invalid value 'eight'", "a whole number from 1"]),
-        ("--model tiny --gpus -8", &["invalid value '-8' for '--gpus", "a whole number from 1"]),
+        ("--model tiny --gpus eight", &["--gpus needs a whole number of at least 1, not `eight`"]),
+        ("--model tiny --gpus -8", &["--gpus needs a whole number of at least 1, not `-8`"]),
+        ("--model tiny --gpus 99999999999999999999", &["--gpus needs a smaller number"]),
+        ("--model tiny --gpus 8 --top -1", &["--top needs a whole number, 0 or more, not `-1`"]),
+        ("--model tiny --gpus 8 --headroom x", &["--headroom needs a number, not `x`"]),
+        ("schedule 1f1b --stages -4 --micro-batches 8", &["--stages needs a whole number"]),
+        ("--model tiny --gpus 8 --set tp=8 pp=2", &["`pp=2` stands alone", "--set pp=2"]),
+        ("estimate --model tiny --gpus 8 tp=8", &["`tp=8` stands alone", "--set tp=8"]),
+        ("-model tiny --gpus 8", &["unexpected argument `-model`", "two dashes: --model"]),
         ("--model tiny --gpus 8 --tokens -1", &["--tokens cannot be `-1`"]),
         (
             "schedule zb_auto --stages 4 --micro-batches 8 --memory-limit 0.5",
@@ -133,7 +164,7 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("generate nowhere.yaml -o trainer", &["cannot read nowhere.yaml"]),
         ("launch nowhere", &["there is no trainer in nowhere", "plan generate"]),
         ("launch nowhere --mpi", &["-n <N>"]),
-        ("launch nowhere -n 0", &["0 is not in 1.."]),
+        ("launch nowhere -n 0", &["-n needs a whole number of at least 1, not `0`"]),
         ("launch nowhere --local -n 8", &["cannot be used with"]),
         ("launch nowhere --local --mpi -n 8", &["cannot be used with"]),
         ("calibrate --cluster dgx_h100", &["no machine whose ranks are threads", "laptop"]),
@@ -200,7 +231,7 @@ fn measurements_have_their_columns() {
 #[test]
 fn batches_are_no_larger_than_schedules() {
     let words = "--model llama8b --gpus 8 --global-batch 100000000";
-    fails(words, 2, &["global_batch cannot be 100000000", "1 to 16777216"]);
+    fails(words, 2, &["--global-batch cannot be 100000000", "1 to 16777216"]);
 }
 
 #[test]

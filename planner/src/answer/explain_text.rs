@@ -8,7 +8,7 @@ use crate::answer::text::{
 use crate::request::Request;
 use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage, StageMemory};
-use models::plan::{Breakdown, Plan};
+use models::plan::{Breakdown, Objective, Plan};
 
 /// Hosts of the rank grid that are drawn from the start.
 const NODES_DRAWN: u64 = 4;
@@ -137,15 +137,26 @@ pub fn spent(plan: &Plan) -> String {
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (stage, memory, _) = fullest(plan);
     let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
-    let left = format!("{room} left on the fullest rank (stage {stage})");
-    let gain =
-        bought.first().and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
-    let words = if gain > 1e-4 {
-        format!("memory: 1 GB more would save {:.2} %; {left}", 100.0 * gain)
-    } else {
-        format!("not memory: 1 GB more changes nothing; {left}")
+    let by_time = plan.inputs.objective == Objective::Time;
+    let (more, left) = match by_time {
+        true => {
+            ("1 GB more".to_owned(), format!("{room} left on the fullest rank (stage {stage})"))
+        }
+        // The device has more, which such a plan is to leave.
+        false => (
+            format!("1 GB more than its {}", bytes(memory.total)),
+            format!("the device has {room} more"),
+        ),
     };
-    line("binds", &words)
+    let more_memory = bought.first();
+    let gain = more_memory.and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
+    let undecided = more_memory.is_some_and(|tried| tried.why_not == Some(WhyNot::Undecided));
+    let words = match gain > 1e-4 {
+        true => format!("memory: {more} would save {:.2} %", 100.0 * gain),
+        false if undecided => format!("whether {more} would save time was not found in the time"),
+        false => format!("not memory: {more} changes nothing"),
+    };
+    line("binds", &format!("{words}; {left}"))
 }
 
 /// The heading of a part of the explanation.

@@ -13,7 +13,7 @@ use crate::search::Found;
 use models::check::{Violation, check};
 use models::input::InputError;
 use models::placement::{Stage, kind_name};
-use models::plan::{ClusterFigures, Plan};
+use models::plan::{ClusterFigures, Objective, Plan};
 use serde_json::{Value, json};
 
 /// The partition of a plan.
@@ -41,6 +41,39 @@ pub struct Repriced {
 
 /// Prices the plan's decisions and partition. `None` where its schedule cannot be built.
 pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
+    let found = priced(request, plan)?;
+    let fits = found.priced.fits;
+    let now = report::priced_plan(request, &found, plan.proof);
+    Some(Repriced { plan: Plan { order: plan.order.clone(), ..now }, fits })
+}
+
+/// The request for what is compared with its plan. One of least memory compares with plans that
+/// need no more than it does.
+#[must_use]
+pub fn in_memory_of(request: &Request, plan: &Plan) -> Request {
+    match plan.inputs.objective {
+        Objective::Time => request.clone(),
+        Objective::Memory => in_own_memory(request, plan).unwrap_or_else(|| request.clone()),
+    }
+}
+
+/// The request on devices with the least memory in which the plan fits. `None` where its schedule
+/// cannot be built, or it does not fit.
+pub fn in_own_memory(request: &Request, plan: &Plan) -> Option<Request> {
+    let whole = priced(request, plan)?.priced;
+    whole.fits.then_some(())?;
+    let needs_bytes = whole.device_bytes.into_iter().fold(0.0, f64::max);
+    let mut own = request.clone();
+    let hbm_bytes = &mut own.cluster.device.hbm_bytes;
+    *hbm_bytes = hbm_bytes.min(needs_bytes / (1.0 - request.cluster.headroom));
+    // The sums that decide what fits may round otherwise than this quotient.
+    while !priced(&own, plan)?.priced.fits {
+        own.cluster.device.hbm_bytes = own.cluster.device.hbm_bytes.next_up();
+    }
+    Some(own)
+}
+
+fn priced(request: &Request, plan: &Plan) -> Option<Found> {
     let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
     let configuration = Configuration::new(&cache, plan.decisions.clone()).ok()?;
     let configuration = match plan.own_order().ok()? {
@@ -49,10 +82,7 @@ pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
     };
     let placed = placed_of(&cache, &plan.stages);
     let priced = configuration.price(&placed, &mut Scratch::default());
-    let fits = priced.fits;
-    let found = Found { decisions: plan.decisions.clone(), placed, priced };
-    let now = report::priced_plan(request, &found, plan.proof);
-    Some(Repriced { plan: Plan { order: plan.order.clone(), ..now }, fits })
+    Some(Found { decisions: plan.decisions.clone(), placed, priced })
 }
 
 impl Repriced {
@@ -196,6 +226,39 @@ impl Prices {
             field: change.field.clone(),
             found: change.a.to_string(),
             valid: format!("{}, {whose}", change.b),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::explain::least_memory;
+    use crate::answer::report::Answer;
+    use crate::request::flags::Flags;
+
+    /// Its own memory, to the last byte, although plans have whole bytes.
+    #[test]
+    fn a_plan_of_least_memory_fits_into_its_own() {
+        // Sevenths of bytes in parts of every stage.
+        for settings in [
+            &["dp=7", "pp=2", "schedule=interleaved_1f1b", "vpp=4"][..],
+            &["dp=7", "pp=4", "schedule=zb_v"],
+            &["dp=7", "pp=1"],
+        ] {
+            let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+            let (model, global_batch) = ("llama8b".to_owned(), Some(448));
+            let flags = Flags { model, gpus: 28, global_batch, settings, ..Flags::default() };
+            let mut request = Request::new(&flags).expect("it is shipped");
+            request.objective = Objective::Memory;
+            let (outcome, _) = least_memory(&request, &mut |_| {}).expect("it fits");
+            let plan = Answer::new(&request, outcome).expect("it was found").plan;
+            let own = in_memory_of(&request, &plan);
+            assert!(repriced(&own, &plan).is_some_and(|now| now.fits), "{flags:?}");
+            let needs_bytes = plan.predicted.peak_memory_bytes as f64 / (1.0 - own.headroom);
+            let spare_bytes = own.cluster.device.hbm_bytes - needs_bytes;
+            assert!((0.0..100.0).contains(&spare_bytes), "{spare_bytes}: {flags:?}");
+            assert!(own.cluster.device.hbm_bytes < request.cluster.device.hbm_bytes);
         }
     }
 }

@@ -4,10 +4,11 @@
 //! A certificate in the plan would be no quicker to verify: what takes time is to bound again what
 //! a first bound does not prune (docs/decisions/033-proofs-by-searching-below.md).
 
+use crate::answer::recheck::{in_memory_of, in_own_memory};
 use crate::request::{Request, Task};
 use crate::search::{Outcome, Progress, search, wide_restrictions};
 use models::check::Violation;
-use models::plan::Plan;
+use models::plan::{Objective, Plan};
 
 /// Figures of a plan are kept to this many parts of themselves.
 const KEPT: f64 = 1e-6;
@@ -30,11 +31,24 @@ pub enum Verdict {
     },
     /// The proof is wrong.
     Wrong(Violation),
+    /// The proof is wrong of the shortest time, but within the memory that the plan needs it holds,
+    /// and the plan does not say that it was to need the least.
+    WithinOwnMemory(Violation),
 }
 
 /// Searches below the plan's time less its gap. `request` is what the plan answers.
 pub fn verify(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verdict {
-    let request = &request.in_memory_of(plan);
+    let verdict = verify_within(&in_memory_of(request, plan), plan, progress);
+    let Verdict::Wrong(violation) = verdict else { return verdict };
+    // Versions before `inputs.objective` wrote plans of least memory without saying so.
+    let own = in_own_memory(request, plan).filter(|_| plan.inputs.objective == Objective::Time);
+    match own.map(|own| verify_within(&own, plan, progress)) {
+        Some(Verdict::Holds { .. }) => Verdict::WithinOwnMemory(violation),
+        _ => Verdict::Wrong(violation),
+    }
+}
+
+fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verdict {
     let (plan_s, proof) = (plan.predicted.iteration_s, &plan.proof);
     let least_s = |gap: f64| plan_s * (1.0 - gap) * (1.0 - KEPT);
     let [tried_s, all_s] = [proof.searched_gap, proof.gap].map(least_s);

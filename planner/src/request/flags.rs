@@ -124,6 +124,13 @@ pub fn request_of(plan: &Plan, cluster: Option<&str>) -> Result<Request, InputEr
     let Some(request) = request_on(plan, cluster)? else {
         return Err(InputError::new(format!("no cluster `{name}` is shipped")).help(help));
     };
+    if request.cluster.name != *name {
+        let message = format!(
+            "the plan was made for `{name}`, and --cluster names `{}`",
+            request.cluster.name
+        );
+        return Err(InputError::new(message).help(help));
+    }
     if ClusterFigures::new(&request.cluster, &plan.decisions) != plan.inputs.cluster {
         let message = format!("the plan was made for another `{name}` than this one");
         return Err(InputError::new(message).help(help));

@@ -12,7 +12,7 @@ use crate::until::{Processors, Until};
 use models::cluster::ClusterSpec;
 use models::input::{InputError, Source};
 use models::model::ModelSpec;
-use models::plan::{Objective, Plan};
+use models::plan::Objective;
 use restrictions::Restrictions;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -59,20 +59,6 @@ impl Request {
     #[must_use]
     pub fn without_headroom(&self) -> Self {
         Self { cluster: self.cluster.clone().with_headroom(0.0), ..self.clone() }
-    }
-
-    /// The same for what is compared with its plan. One of least memory compares with plans that
-    /// need no more than it does.
-    #[must_use]
-    pub fn in_memory_of(&self, plan: &Plan) -> Self {
-        let mut alike = self.clone();
-        if plan.inputs.objective == Objective::Memory {
-            // Plans have whole bytes, rounded down.
-            let needs_bytes = plan.predicted.peak_memory_bytes as f64 + 1.0;
-            let device = &mut alike.cluster.device;
-            device.hbm_bytes = device.hbm_bytes.min(needs_bytes / (1.0 - alike.cluster.headroom));
-        }
-        alike
     }
 
     /// The same with a share of the time left.

@@ -273,8 +273,11 @@ impl<'a> Setting<'a> {
 
     fn unknown(&self) -> InputError {
         let names: Vec<&str> = Decision::names().collect();
-        let hint = nearest(self.key, &names)
-            .map_or_else(String::new, |name| format!("did you mean `{name}`? "));
+        let flag = format!("--{}", self.key.replace('_', "-"));
+        let hint = match FLAGS.contains(&flag.as_str()) {
+            true => format!("{flag} is a flag of its own; "),
+            false => did_you_mean(self.key, &names),
+        };
         InputError::new(format!("--set {}: there is no decision `{}`", self.text, self.key))
             .help(format!("{hint}decisions are {}", names.join(" ")))
     }
@@ -288,9 +291,9 @@ impl<'a> Setting<'a> {
             .help(format!("give them once: --set {key}={all} allows all of them"))
     }
 
-    fn wrong(&self, value: &str, valid: &str) -> InputError {
+    fn wrong(&self, value: &str, valid: &str, hint: &str) -> InputError {
         InputError::new(format!("--set {}: {} cannot be `{value}`", self.text, self.key))
-            .help(format!("{} takes {valid}", self.key))
+            .help(format!("{hint}{} takes {valid}", self.key))
     }
 
     fn decision(&self) -> &'static Decision {
@@ -302,7 +305,7 @@ impl<'a> Setting<'a> {
         let mut values = vec![];
         for value in &self.values {
             let number = value.parse().ok().filter(|&number: &u64| valid.contains(number));
-            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words()))?);
+            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words(), ""))?);
         }
         into.narrow(self.relation, values);
         Ok(())
@@ -322,7 +325,12 @@ impl<'a> Setting<'a> {
         let mut values = vec![];
         for value in &self.values {
             let known = named(value).filter(|_| self.relation == Relation::OneOf);
-            values.push(known.ok_or_else(|| self.wrong(value, &valid()))?);
+            let wrong = || {
+                let valid = valid();
+                let hint = did_you_mean(value, &valid.split(", ").collect::<Vec<_>>());
+                self.wrong(value, &valid, &hint)
+            };
+            values.push(known.ok_or_else(wrong)?);
         }
         into.0 = Some(values);
         Ok(())
@@ -332,7 +340,7 @@ impl<'a> Setting<'a> {
         let number = self.values.first().and_then(|value| value.parse().ok());
         let valid = number.filter(|n: &f64| n.is_finite() && *n > 0.0);
         let valid = valid.filter(|_| self.values.len() == 1 && self.relation == Relation::OneOf);
-        let wrong = || self.wrong(&self.values.join(","), &self.decision().values.in_words());
+        let wrong = || self.wrong(&self.values.join(","), &self.decision().values.in_words(), "");
         *into = Some(valid.ok_or_else(wrong)?);
         Ok(())
     }
@@ -341,9 +349,18 @@ impl<'a> Setting<'a> {
     fn switch(&self, into: &mut Choice<bool>) -> Result<(), InputError> {
         match self.values.as_slice() {
             [_] => self.choice(into),
-            _ => Err(self.wrong(&self.values.join(","), "true or false")),
+            _ => Err(self.wrong(&self.values.join(","), "true or false", "")),
         }
     }
+}
+
+/// Flags that are taken for decisions.
+const FLAGS: [&str; 7] =
+    ["--cluster", "--global-batch", "--gpus", "--headroom", "--model", "--seq-len", "--tokens"];
+
+/// The name that a word resembles, as the start of a sentence.
+fn did_you_mean(given: &str, names: &[&str]) -> String {
+    nearest(given, names).map_or_else(String::new, |name| format!("did you mean `{name}`? "))
 }
 
 /// The decision that a setting is about.
@@ -390,7 +407,11 @@ mod tests {
             ("tp", "has no value"),
             ("tp=zero", "whole numbers"),
             ("tp=0", "whole numbers"),
+            ("TP=8", "did you mean `tp`"),
+            ("gpus=8", "--gpus is a flag"),
             ("schedule=2f2b", "1f1b"),
+            ("schedule=1F1B", "did you mean `1f1b`"),
+            ("schedule=zbv", "did you mean `zb_v`"),
             ("zero_stage=4", "0, 1, 2 or 3"),
             ("vocab<=tensor", "first_last"),
             ("post_validation=true,false", "true or false"),

@@ -105,9 +105,20 @@ pub fn zb_auto(
         Some(schedule) => Ok(schedule),
         None => Err(ScheduleError::Memory {
             limit: costs.limit.to_string(),
-            least: least_limit(counts, costs.of_chunk(chunks))?.to_string(),
+            least: rounded_up(least_limit(counts, costs.of_chunk(chunks))?).to_string(),
         }),
     }
+}
+
+/// The least number of six digits that is not smaller.
+fn rounded_up(value: f64) -> f64 {
+    let nearest = format!("{value:.5e}");
+    let parts = nearest.split_once('e').map(|(digits, power)| (digits.replace('.', ""), power));
+    let parsed = parts.map(|(digits, power)| (digits.parse::<u64>(), power.parse::<i32>()));
+    let Some((Ok(digits), Ok(power))) = parsed else { return value };
+    let read = |digits: u64| format!("{digits}e{}", power - 5).parse().unwrap_or(value);
+    let nearest = read(digits);
+    if nearest < value { read(digits + 1) } else { nearest }
 }
 
 /// The least limit, in whole activations of a chunk, for which there is an order. `costs` are those

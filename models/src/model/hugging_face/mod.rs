@@ -1,0 +1,108 @@
+//! Hugging Face `config.json` as a raw model.
+//!
+//! Keys and defaults are those of the configuration classes of transformers 4.57. The user is told
+//! of keys that the file's architecture does not read ([`keys_without_effect`]).
+
+mod attention;
+mod build;
+mod config;
+mod experts;
+mod formulas;
+#[cfg(test)]
+mod key_tests;
+mod keys;
+mod rotary;
+
+use serde_yaml::{Location, Spanned};
+
+use super::raw::{Maybe, RawModel};
+use crate::input::{InputError, Source, nearest, parse_yaml};
+use config::HfConfig;
+use keys::ALL;
+
+pub(super) use keys::keys_without_effect;
+
+/// `model_type`s that are not read and whose RoPE turns pairs of neighbouring columns, which only
+/// latent attention does here.
+const INTERLEAVED: [&str; 9] =
+    ["glm", "glm4", "gptj", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "helium"];
+
+/// The raw model of a configuration.
+///
+/// # Errors
+/// Unsupported `model_type`, missing keys, and shapes that [`super::ModelSpec`] cannot say.
+pub(super) fn raw_model(source: &Source) -> Result<RawModel, InputError> {
+    let config: HfConfig = parse_yaml(source)?;
+    let reader = Reader { source, config: &config };
+    let raw = match config.model_type.value.as_str() {
+        "llama" => reader.llama(),
+        "mistral" => reader.mistral(),
+        "qwen2" => reader.qwen2(),
+        "qwen3" => reader.qwen3(),
+        "qwen3_moe" => reader.qwen3_moe(),
+        "gemma2" => reader.gemma2(),
+        "mixtral" => reader.mixtral(),
+        "deepseek_v3" => reader.deepseek_v3(),
+        "gpt2" => reader.gpt2(),
+        "gpt_oss" => reader.gpt_oss(),
+        "stablelm" => reader.stablelm(),
+        other => Err(reader.unsupported(other)),
+    }?;
+    Ok(RawModel { rotary_dim: reader.rotary_dim(&raw)?, ..raw })
+}
+
+struct Reader<'a> {
+    source: &'a Source,
+    config: &'a HfConfig,
+}
+
+impl Reader<'_> {
+    fn unsupported(&self, model_type: &str) -> InputError {
+        let nearest = nearest(model_type, &ALL)
+            .map(|best| format!("did you mean `{best}`? "))
+            .unwrap_or_default();
+        let supported = ALL.join(", ");
+        let (why, instead) = match INTERLEAVED.contains(&model_type) {
+            true => (": its RoPE turns neighbouring columns", ""),
+            false => ("", "; or describe the model in our YAML"),
+        };
+        let message = format!("`model_type` is not a supported architecture{why}");
+        self.error(&self.config.model_type, message)
+            .help(format!("{nearest}supported: {supported}{instead}"))
+    }
+
+    fn error<T>(&self, at: &Spanned<T>, message: String) -> InputError {
+        self.source.error_at(at.referenced, message)
+    }
+
+    /// A required key.
+    fn need<T: Clone>(&self, key: &str, value: &Maybe<T>) -> Result<Spanned<T>, InputError> {
+        let missing =
+            || self.error(&self.config.model_type, format!("missing required key `{key}`"));
+        value.clone().ok_or_else(|| {
+            missing()
+                .help(format!("add \"{key}\": ... as the architecture's other checkpoints have"))
+        })
+    }
+
+    fn is(&self, model_type: &str) -> bool {
+        self.config.model_type.value == model_type
+    }
+
+    /// `meta-llama/Llama-2-7b` is called `Llama-2-7b`.
+    fn name(&self) -> Maybe<String> {
+        let path =
+            self.config.name_or_path.as_ref().filter(|path| !path.value.trim().is_empty())?;
+        let last = path.value.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        Some(Spanned { value: last.to_owned(), ..path.clone() })
+    }
+}
+
+/// A value that the file does not give.
+fn unplaced<T>(value: T) -> Spanned<T> {
+    Spanned::new(value, Location::UNKNOWN, Location::UNKNOWN)
+}
+
+fn implied<T>(value: T) -> Maybe<T> {
+    Some(unplaced(value))
+}
