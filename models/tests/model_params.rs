@@ -38,6 +38,13 @@ fn totals_of_released_models() {
     }
 }
 
+/// Half of a head's columns: NeMo's `NemotronConfig.rotary_percent`.
+#[test]
+fn nemotron_rotates_half_of_each_head() {
+    let attention = model("nemotron4_15b").attention;
+    assert_eq!((attention.head_dim, attention.rotary_dim), (128, Some(64)));
+}
+
 /// Billions as model cards and papers print them (arXiv 2505.09388, 2405.04434, 2508.10925,
 /// 2402.16819; Meta's card of Llama 4; xAI's release of Grok-1; MosaicML's card of MPT-7B). Our
 /// counts leave small biases out.
