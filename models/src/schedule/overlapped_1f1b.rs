@@ -6,8 +6,9 @@ use super::interleaved_1f1b::rounds;
 use super::{PassKind, PassOrder, Schedule, ScheduleError, ScheduleName, StageLayout};
 
 /// Pipeline rank `i` runs `2(p − 1 − i) + (v − 1)p + 1` forwards before its first backward, one
-/// more than in [`super::interleaved_1f1b`]. So each later forward is of another micro-batch than the
-/// next backward, and the two run together (Megatron-Core's `--overlap-moe-expert-parallel-comm`).
+/// more than in [`super::interleaved_1f1b`]. So each later forward is of another micro-batch than
+/// the next backward, and the two run together (Megatron-Core's
+/// `--overlap-moe-expert-parallel-comm`).
 ///
 /// With a pair as long as its parts the bubble is that of interleaved 1F1B, `(p − 1)(F + B + W)/v`;
 /// pipeline rank `i` holds one chunk more than its warm-up has. A single pipeline rank may have one
