@@ -127,6 +127,27 @@ fn cases() -> Vec<Case> {
             "valid: 0 with `router: sigmoid_bias`",
         ),
         case(
+            "moe: { experts: 4, top_k: 2, bias_update_rate: 0.001 }",
+            7,
+            49,
+            "`bias_update_rate` cannot be 0.001",
+            "valid: 0 with `router: softmax`",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: -0.001 }",
+            7,
+            71,
+            "`bias_update_rate` cannot be -0.001",
+            "valid: 0 or more",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: .inf }",
+            7,
+            71,
+            "`bias_update_rate` cannot be inf",
+            "valid: 0 or more",
+        ),
+        case(
             "moe: { experts: 4, top_k: 2, first_dense: 5 }",
             7,
             43,
