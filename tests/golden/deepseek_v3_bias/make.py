@@ -1,4 +1,5 @@
-"""Makes this folder's file with PyTorch 2.6.0 and transformers 4.57.6: see ../README.md.
+"""Makes this folder's `expected.json` and `biases.safetensors` with PyTorch 2.6.0 and transformers
+4.57.6: see ../README.md.
 
     python tests/golden/deepseek_v3_bias/make.py
 """
@@ -8,7 +9,7 @@ import pathlib
 import types
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import DeepseekV3ForCausalLM
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as modeling
@@ -80,8 +81,8 @@ def train(rate):
         result["grad_norm_f64"].append(norm.item())
         result["counts"].append({n: c.long().tolist() for n, c in loads.counts.items()})
         loads.update(rate)
-    result["biases_f64"] = {
-        f"model.layers.{n}.mlp.gate.e_score_correction_bias": loads.bias(n).tolist()
+    result["biases"] = {
+        f"model.layers.{n}.mlp.gate.e_score_correction_bias": loads.bias(n).clone()
         for n in loads.routers
     }
     return result
@@ -95,7 +96,8 @@ def main():
     assert off < 1e-12, off
     moved = train(RATE)
     counts = {"fixed": fixed.pop("counts"), "moved": moved.pop("counts")}
-    expected = {"case": "deepseek_v3_bias", "bias_update_rate": RATE, **moved}
+    save_file(moved.pop("biases"), HERE / "biases.safetensors")
+    expected = {"case": "deepseek_v3_bias", "bias_update_rate": RATE, "trajectory": moved}
     (HERE / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     off = max(abs(a - b) for a, b in zip(fixed["loss_f64"], moved["loss_f64"]))
     for name, of_steps in counts.items():
