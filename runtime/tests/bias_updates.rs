@@ -210,6 +210,33 @@ fn post_validation_changes_no_bit() {
     }
 }
 
+/// A step whose numbers are not finite leaves biases as they were before it, as it does weights.
+#[test]
+fn post_validation_takes_updates_back() {
+    let model = model(CASE);
+    let after_one = trained(&of_pipeline(&model, ScheduleName::ZbH1, false), Reduction::AtEnd, 1);
+    let program = of_pipeline(&model, ScheduleName::ZbH1, true);
+    let stages = Direct::new(&program);
+    for settles in [false, true] {
+        let biases = run_ranks(program.world_size(), Options::default(), |world| {
+            let host = Host::<f64>::serial();
+            let mut rank = Rank::new(&stages, world, host, Reduction::AtEnd, 1234).unwrap();
+            rank.load(&Checkpoint::open(&golden(OF)).unwrap()).unwrap();
+            let mut step = |step, lr| rank.step_ahead(&*open(OF), step, &optimizer(), lr).unwrap();
+            // An absurd rate, after which the second step's numbers are not finite.
+            assert!(step(0, 1e300).is_none());
+            assert!(step(1, 1e-3).unwrap().norm.is_finite());
+            let last = if settles { rank.settle().unwrap() } else { step(2, 1e-3) };
+            assert!(!last.unwrap().norm.is_finite());
+            let biases = rank.selection_biases();
+            biases.map(|(name, values)| (name.to_owned(), values.to_vec())).collect::<Biases>()
+        });
+        for (biases, wanted) in biases.iter().zip(&after_one) {
+            assert_eq!(biases, &wanted.biases);
+        }
+    }
+}
+
 /// Losses of routers count load too, over their own rows.
 #[test]
 fn with_losses_of_routers() {
