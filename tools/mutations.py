@@ -115,7 +115,7 @@ MUTATIONS = [
      "..(layer, sequence + 1, 0);", "..(layer, sequence, 1);", "router_losses"),
     ("gradient of the z loss halved", "ops/router_losses.rs", "2.0 * z / log.tokens", "z / log.tokens", "router_losses"),
     ("biases moved by the load of one micro-batch", "ops/expert_loads.rs",
-     "sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);", "let _ = (&mut sums, counts);", "bias_updates"),
+     "of_layer.for_each(|counts| add(&mut sums, counts));", "let _ = (&mut sums, of_layer, add);", "bias_updates"),
     ("biases moved by a tensor-parallel rank's own load", "rank/biases.rs",
      "        self.groups.tp.all_reduce(counts, Op::Sum)?;\n", "", "bias_updates"),
     ("biases moved by the load of one copy of a stage", "rank/biases.rs",

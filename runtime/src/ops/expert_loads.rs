@@ -2,7 +2,7 @@
 //! a loss (Wang et al., arXiv 2408.15664, algorithm 1; DeepSeek-V3, arXiv 2412.19437, section
 //! 2.1.2).
 
-use super::router_losses::Place;
+use super::router_losses::{Place, add};
 use kernels::Real;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,12 +26,10 @@ impl ExpertLoads {
     /// Choices of each expert of a layer, in all micro-batches; `None` if none were noted.
     pub fn of_layer(&self, layer: usize) -> Option<Vec<i64>> {
         let noted = self.0.borrow();
-        noted.range((layer, 0, 0)..(layer + 1, 0, 0)).map(|(_, counts)| counts.clone()).reduce(
-            |mut sums, counts| {
-                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
-                sums
-            },
-        )
+        let mut of_layer = noted.range((layer, 0, 0)..(layer + 1, 0, 0)).map(|(_, counts)| counts);
+        let mut sums = of_layer.next()?.clone();
+        of_layer.for_each(|counts| add(&mut sums, counts));
+        Some(sums)
     }
 }
 

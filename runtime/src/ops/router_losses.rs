@@ -164,7 +164,7 @@ impl RouterLog {
     }
 }
 
-fn add(to: &mut [i64], counts: &[i64]) {
+pub(super) fn add(to: &mut [i64], counts: &[i64]) {
     to.iter_mut().zip(counts).for_each(|(to, count)| *to += count);
 }
 

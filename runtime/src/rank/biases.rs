@@ -17,9 +17,8 @@ impl<D: Device> Fixed<'_, D> {
         let mut counts = Vec::new();
         let updated = self.updated_biases();
         for (held, update) in &updated {
-            let noted = loads.of_layer(update.layer);
-            let name = || held.declaration.name.clone();
-            counts.extend(noted.ok_or_else(|| Error::NoLoad { name: name() })?);
+            let missing = || Error::NoLoad { name: held.declaration.name.clone() };
+            counts.extend(loads.of_layer(update.layer).ok_or_else(missing)?);
         }
         self.sum_loads(&mut counts)?;
         let mut rest = counts.as_slice();
