@@ -129,23 +129,23 @@ fn cases() -> Vec<Case> {
         case(
             "moe: { experts: 4, top_k: 2, bias_update_rate: 0.001 }",
             7,
-            49,
+            48,
             "`bias_update_rate` cannot be 0.001",
             "valid: 0 with `router: softmax`",
         ),
         case(
             "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: -0.001 }",
             7,
-            71,
+            70,
             "`bias_update_rate` cannot be -0.001",
             "valid: 0 or more",
         ),
         case(
             "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: .inf }",
             7,
-            71,
-            "`bias_update_rate` cannot be inf",
-            "valid: 0 or more",
+            70,
+            "`bias_update_rate` cannot be `.inf`",
+            "a finite number",
         ),
         case(
             "moe: { experts: 4, top_k: 2, first_dense: 5 }",
