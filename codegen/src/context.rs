@@ -154,6 +154,7 @@ fn moe(program: &Program) -> Value {
         "renormalised": renormalised,
         "capacity_factor": option(moe.capacity_factor.map(float)),
         "losses": router_losses(program, moe),
+        "bias_update_rate": moe.updates_biases().then(|| float(moe.bias_update_rate)),
         "has_experts": has_experts(moe),
         "scale": float(scale),
     })

@@ -188,6 +188,7 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
         ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
         ("moe.losses.z_loss", moe.map_or(0.0, |moe| moe.losses.z_loss), 0.0, 1e6),
+        ("moe.bias_update_rate", moe.map_or(0.0, |moe| moe.bias_update_rate), 0.0, 1e6),
         ("moe.imbalance", moe.map_or(1.0, |moe| moe.imbalance), 1.0, MAX_IMBALANCE),
         (
             "moe.capacity_factor",
@@ -321,6 +322,9 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     let (z_loss, has_sums) = (moe.losses.z_loss, moe.router == Router::Softmax);
     let valid = "0: sigmoid scores have no log-sum-exp";
     checks.that(z_loss == 0.0 || has_sums, "inputs.model.moe.losses.z_loss", z_loss, valid);
+    let (rate, has_bias) = (moe.bias_update_rate, moe.router == Router::SigmoidBias);
+    let valid = "0: softmax scores have no selection bias";
+    checks.that(rate == 0.0 || has_bias, "inputs.model.moe.bias_update_rate", rate, valid);
     checks.divides("decisions.etp", d.etp, "tp", d.tp);
     checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
     let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;

@@ -127,6 +127,27 @@ fn cases() -> Vec<Case> {
             "valid: 0 with `router: sigmoid_bias`",
         ),
         case(
+            "moe: { experts: 4, top_k: 2, bias_update_rate: 0.001 }",
+            7,
+            48,
+            "`bias_update_rate` cannot be 0.001",
+            "valid: 0 with `router: softmax`",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: -0.001 }",
+            7,
+            70,
+            "`bias_update_rate` cannot be -0.001",
+            "valid: 0 or more",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: .inf }",
+            7,
+            70,
+            "`bias_update_rate` cannot be `.inf`",
+            "a finite number",
+        ),
+        case(
             "moe: { experts: 4, top_k: 2, first_dense: 5 }",
             7,
             43,

@@ -57,6 +57,15 @@ pub enum Error {
         /// What is wrong, and what would be valid.
         problem: String,
     },
+    /// A selection bias without a load to update it by.
+    #[error(
+        "{name}: its update needs the load of its layer; valid: a forward pass that calls \
+         `note_load` of the router"
+    )]
+    NoLoad {
+        /// The bias.
+        name: String,
+    },
     /// Another rank cannot read the data of a step; its own message says why.
     #[error("rank {rank} cannot read the data of step {step}; its message says why")]
     Unread {

@@ -17,6 +17,20 @@ pub fn has_weights(case: &str) -> bool {
     folder(case).join("model.safetensors").exists()
 }
 
+/// Folder of a case's weights and tokens, which may be another's.
+pub fn inputs(case: &str) -> PathBuf {
+    match case {
+        "deepseek_v3_bias" => folder("deepseek_v3"),
+        _ => folder(case),
+    }
+}
+
+/// A case's model: Hugging Face's file, or our own.
+fn model(case: &str) -> PathBuf {
+    let files = ["config.json", "model.yaml"].map(|file| folder(case).join(file));
+    files.into_iter().find(|file| file.exists()).expect("every case has a model")
+}
+
 /// The fastest plan of a case for a laptop's CPU, with these settings pinned.
 ///
 /// # Panics
@@ -37,7 +51,7 @@ pub fn planned_on(
     settings: &[&str],
 ) -> Plan {
     let request = Request::new(&Flags {
-        model: folder(case).join("config.json").display().to_string(),
+        model: model(case).display().to_string(),
         cluster: Some(cluster.to_owned()),
         gpus,
         global_batch: Some(global_batch),

@@ -18,9 +18,9 @@ mod parts;
 mod replicas;
 
 use codegen::{RuntimeSource, generate};
-use edit::{BLOCKS, EXPERTS, Edit, Replacement, SPLIT, WHOLE};
+use edit::{BALANCED, BLOCKS, EXPERTS, Edit, Replacement, SPLIT, WHOLE};
 use meshwright_tests::crates::{build, runtime, write_all};
-use meshwright_tests::golden::{folder as golden, planned};
+use meshwright_tests::golden::{inputs, planned};
 use messages::{Messages, message};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -37,6 +37,7 @@ static FOLDERS: Mutex<()> = Mutex::new(());
 
 /// A generated program in a folder of its own.
 struct Program {
+    case: &'static str,
     folder: PathBuf,
     files: BTreeMap<&'static str, String>,
 }
@@ -44,7 +45,7 @@ struct Program {
 impl Program {
     fn generated(program: &str) -> Self {
         let split = match program {
-            EXPERTS | BLOCKS => "sequence_parallel=true".to_owned(),
+            EXPERTS | BALANCED | BLOCKS => "sequence_parallel=true".to_owned(),
             whole_or_split => format!("sequence_parallel={whole_or_split}"),
         };
         let degrees = match program {
@@ -54,8 +55,8 @@ impl Program {
         let mut settings =
             vec!["tp=2", "dp=2", "schedule=1f1b", "micro_batch=1", "recompute=none", &split];
         let mut case = "llama_gqa";
-        if program == EXPERTS {
-            case = "mixtral";
+        if [EXPERTS, BALANCED].contains(&program) {
+            case = if program == EXPERTS { "mixtral" } else { "deepseek_v3_bias" };
             settings.extend(["ep=2", "etp=1", "moe_overlap=none"]);
         }
         settings.extend(degrees);
@@ -64,7 +65,7 @@ impl Program {
         let files = generate(&plan, &text, &RuntimeSource::Path(runtime()));
         let files = files.expect("it can be trained");
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("edits-{program}"));
-        Self { folder, files }
+        Self { case, folder, files }
     }
 
     /// The build of the program with these replacements.
@@ -79,6 +80,28 @@ impl Program {
         }
         write_all(&self.folder, files.iter().map(|(path, text)| (*path, text.as_str())));
         build(&self.folder, &target())
+    }
+
+    /// Starts the trainer; returns its exit code and what it says.
+    fn started(&self, variables: &[(&str, &str)]) -> (Option<i32>, String) {
+        let trainer = format!("debug/trainer-{}", self.case.replace('_', "-"));
+        let mut trainer = Command::new(target().join(trainer))
+            .args(["--steps", "1", "--data"])
+            .arg(inputs(self.case).join("tokens.safetensors"))
+            .envs(variables.iter().copied())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it was built");
+        let begin = Instant::now();
+        while trainer.try_wait().expect("it was started").is_none() {
+            if begin.elapsed() > REFUSED_WITHIN {
+                trainer.kill().expect("it runs");
+                panic!("the trainer did not end within {REFUSED_WITHIN:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let output = trainer.wait_with_output().expect("it ended");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 }
 
@@ -132,7 +155,7 @@ const REFUSED: [(&str, &str, &str); 3] = [
 ];
 
 /// Edits that compile, and what the trainer says: program, name, replacement, text.
-const UNSEEN: [(&str, &str, Replacement, &str); 4] = [
+const UNSEEN: [(&str, &str, Replacement, &str); 5] = [
     (
         SPLIT,
         "a gradient is left out",
@@ -161,6 +184,12 @@ const UNSEEN: [(&str, &str, Replacement, &str); 4] = [
         ("layer.rs", "parameters: Parameters<Sharded<2>>", "parameters: Parameters<Sharded<4>>"),
         "the program is compiled for 4 replicas of these parameters, there are 2",
     ),
+    (
+        BALANCED,
+        "the load of a layer is not noted",
+        ("expert_layer.rs", "self.router.note_load(ctx, &route)?;", ""),
+        "e_score_correction_bias: its update needs the load of its layer",
+    ),
 ];
 
 #[test]
@@ -170,7 +199,7 @@ fn trainers_refuse_passes_that_cannot_run() {
     for (name, passes, says) in REFUSED {
         let built = program.built(name, &[("passes.rs", "4x(F BW)", passes)]);
         assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
-        let (code, said) = started(&[]);
+        let (code, said) = program.started(&[]);
         assert_eq!(code, Some(2), "{name}: {said}");
         let text = std::fs::read_to_string(program.folder.join("src/passes.rs"));
         let text = text.expect("it was written");
@@ -183,34 +212,13 @@ fn trainers_refuse_passes_that_cannot_run() {
         let program = Program::generated(of);
         let built = program.built(name, &[edit]);
         assert!(built.status.success(), "{name}: {}", message(&built).unwrap_or_default());
-        let (code, said) = started(&[]);
+        let (code, said) = program.started(&[]);
         assert!(code != Some(0) && said.contains(says), "{name}: {said}");
     }
     let built = program.built("no edit", &[]);
     assert!(built.status.success());
     let launched = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4")];
-    let (code, said) = started(&launched);
+    let (code, said) = program.started(&launched);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("the plan is for 8 ranks"), "{said}");
-}
-
-/// Starts the trainer; returns its exit code and what it says.
-fn started(variables: &[(&str, &str)]) -> (Option<i32>, String) {
-    let mut trainer = Command::new(target().join("debug/trainer-llama-gqa"))
-        .args(["--steps", "1", "--data"])
-        .arg(golden("llama_gqa").join("tokens.safetensors"))
-        .envs(variables.iter().copied())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it was built");
-    let begin = Instant::now();
-    while trainer.try_wait().expect("it was started").is_none() {
-        if begin.elapsed() > REFUSED_WITHIN {
-            trainer.kill().expect("it runs");
-            panic!("the trainer did not end within {REFUSED_WITHIN:?}");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let output = trainer.wait_with_output().expect("it ended");
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }

@@ -16,7 +16,7 @@ use models::decisions::{
     AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder, USUAL_BUCKET_MIB, Vocab,
 };
 use models::mesh::{ExpertSplit, Mesh};
-use models::model::{AuxOver, ModelSpec, Moe};
+use models::model::{AuxOver, ModelSpec, Moe, Router};
 use models::plan::Plan;
 use models::program::{Program, Recompute, StageProgram};
 use models::schedule::{PassTimes, Schedule, ScheduleName};
@@ -286,8 +286,12 @@ fn plans() -> BTreeMap<&'static str, Plan> {
     let plan = |case| {
         let mut plan = planned(case, 1, &["tp=1", "pp=1"]);
         plan.decisions.dtype = Dtype::F64;
-        if case == "mixtral" {
-            add_to(plan.inputs.model.moe.as_mut().expect("it has experts"));
+        match plan.inputs.model.moe.as_mut() {
+            Some(moe) if case == "mixtral" => add_to(moe),
+            Some(moe) => {
+                (moe.router, moe.bias_update_rate) = (Router::SigmoidBias, 0.05);
+            }
+            None => {}
         }
         (case, plan)
     };
@@ -296,7 +300,7 @@ fn plans() -> BTreeMap<&'static str, Plan> {
 
 /// Whether a case's model is that of its checkpoint.
 fn has_weights(case: &str) -> bool {
-    !["mixtral", "latent"].contains(&case)
+    !["mixtral", "qwen3_moe", "latent"].contains(&case)
 }
 
 /// What mixtures may have besides.

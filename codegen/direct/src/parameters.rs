@@ -117,7 +117,7 @@ impl Declared<'_> {
             FieldKind::RowBias { tensor } => {
                 Field::Bias(ops::RowBias::declare(&self.name(tensor), hidden, split, inventory))
             }
-            FieldKind::Router { tensor, bias } => {
+            FieldKind::Router { tensor, bias, by_load } => {
                 let moe = model.moe.as_ref().expect("routers are of mixtures of experts");
                 let (name, routing, layer) = (self.name(tensor), routing(moe), self.layer());
                 let deviation = sizes.deviation;
@@ -126,6 +126,10 @@ impl Declared<'_> {
                 );
                 let router = match bias {
                     true => router.with_bias(&name, split, inventory),
+                    false => router,
+                };
+                let router = match by_load {
+                    true => router.with_bias_updates(moe.bias_update_rate, inventory),
                     false => router,
                 };
                 Field::Router(ops::Router { capacity_factor: moe.capacity_factor, ..router })

@@ -252,6 +252,8 @@ pub enum FieldKind {
         tensor: &'static str,
         /// Whether its logits have a bias.
         bias: bool,
+        /// Whether load updates its selection bias.
+        by_load: bool,
     },
     /// A matrix of each of this rank's experts.
     Experts {

@@ -11,8 +11,8 @@ pub(super) struct Moe {
     gate: Option<FieldIndex>,
     up: FieldIndex,
     down: FieldIndex,
-    /// Whether the router adds to the loss.
-    has_losses: bool,
+    /// Whether its load counts: in losses, or for its selection bias.
+    notes_load: bool,
 }
 
 /// Rows on their way to experts.
@@ -61,8 +61,10 @@ impl Moe {
     pub(super) fn fields(b: &mut Builder<'_>, model: &ModelSpec) -> Self {
         let tensors = model.moe.as_ref().map(|moe| moe.tensors).unwrap_or_default();
         let [gate, up, down] = TensorNames::expert(tensors);
-        let bias = model.moe.as_ref().is_some_and(|moe| moe.biased);
-        let router = FieldKind::Router { tensor: TensorNames::router(tensors), bias };
+        let moe = model.moe.as_ref();
+        let bias = moe.is_some_and(|moe| moe.biased);
+        let by_load = moe.is_some_and(models::model::Moe::updates_biases);
+        let router = FieldKind::Router { tensor: TensorNames::router(tensors), bias, by_load };
         let router = b.field("router", router);
         let (inner, hidden) = (Width::ExpertFfn, Width::Hidden);
         let bias = model.expert_bias();
@@ -72,15 +74,15 @@ impl Moe {
         let up = b.field("expert_up", into(up));
         let out = FieldKind::Experts { tensor: down, bias, outputs: hidden, inputs: inner };
         let down = b.field("expert_down", out);
-        let has_losses = model.moe.as_ref().is_some_and(models::model::Moe::has_losses);
-        Self { router, gate, up, down, has_losses }
+        let notes_load = by_load || moe.is_some_and(models::model::Moe::has_losses);
+        Self { router, gate, up, down, notes_load }
     }
 
     /// Sends rows to their experts.
     pub(super) fn send(&self, b: &mut Builder<'_>, h: Value) -> Sent {
         let (field, chunk) = (self.router, b.chunk);
         let route = b.op("route", Type::Route, |to| Op::Route { field, x: h, chunk, to });
-        if self.has_losses {
+        if self.notes_load {
             b.push(Op::NoteLoad { field, route });
         }
         let copies = b.op("copies", COPIES, |to| Op::Copies { route, x: h, to });

@@ -197,7 +197,7 @@ pub enum Op {
         chunk: Option<u64>,
         to: Value,
     },
-    /// Notes how rows load experts, for losses of routers.
+    /// Notes how rows load experts, for losses of routers and updates of selection biases.
     NoteLoad {
         field: FieldIndex,
         route: Value,

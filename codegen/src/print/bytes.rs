@@ -4,6 +4,7 @@ use super::statement::Statements;
 use super::text::size;
 use crate::lower::{Op, Type, Value};
 use models::decisions::AuxScope;
+use models::model::Moe;
 use models::program::Program;
 
 /// Bytes of a copy's row number, expert and place.
@@ -43,8 +44,9 @@ impl Statements<'_> {
 
     /// What ranks exchange that have rows of the same micro-batch, if there are several.
     fn of_micro_batch(&self, what: &str) -> Option<String> {
-        let Program { mesh, aux_scope, .. } = &self.lowered.program;
-        let at_once = *aux_scope == AuxScope::MicroBatch;
+        let Program { mesh, aux_scope, model, .. } = &self.lowered.program;
+        let has_losses = model.moe.as_ref().is_some_and(Moe::has_losses);
+        let at_once = has_losses && *aux_scope == AuxScope::MicroBatch;
         match (at_once, mesh.tp > 1, mesh.cp > 1) {
             (false, ..) | (true, false, false) => None,
             (true, true, false) => Some(format!("tp: {what}")),

@@ -260,17 +260,22 @@ fn declared(printer: &Printer<'_>, field: &Field) -> Vec<String> {
             }
             lines
         }
-        FieldKind::Router { tensor, bias } => {
+        FieldKind::Router { tensor, bias, by_load } => {
             let name_of = format!("&name(\"{tensor}\")");
             let items =
                 [&name_of, "number", "ROUTING", "CAPACITY_FACTOR", "DEVIATION", "inventory"];
             let items = items.map(str::to_owned);
             let head = format!("{name}: Router::declare(");
-            if !bias {
+            let bias = bias.then(|| format!(".with_bias({name_of}, inventory)"));
+            let updates = ".with_bias_updates(BIAS_UPDATE_RATE, inventory)";
+            let calls: Vec<String> =
+                bias.into_iter().chain(by_load.then(|| updates.to_owned())).collect();
+            let Some((last, others)) = calls.split_last() else {
                 return listed(FIELDS, &head, &items, "),");
-            }
+            };
             let mut lines = listed(FIELDS, &head, &items, ")");
-            lines.push(format!(".with_bias({name_of}, inventory),"));
+            lines.extend_from_slice(others);
+            lines.push(format!("{last},"));
             lines
         }
         FieldKind::Experts { tensor, bias, outputs, .. } => {

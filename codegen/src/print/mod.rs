@@ -109,8 +109,9 @@ pub fn last_takes_table(printer: &Printer<'_>) -> bool {
 }
 
 /// Names in a generated `plan.rs` that other files may use.
-const PLAN: [&str; 65] = [
+const PLAN: [&str; 66] = [
     "ACTIVATION",
+    "BIAS_UPDATE_RATE",
     "CAPACITY_FACTOR",
     "CHUNK",
     "FullChunk",

@@ -347,6 +347,7 @@ fn mixture(
         tensors: raw.tensors,
         biased: or(&raw.biased, false),
         losses: router_losses(check, raw)?,
+        bias_update_rate: bias_update_rate(check, raw)?,
         aux_loss: check.real(
             "aux_loss",
             &raw.aux_loss,
@@ -371,6 +372,23 @@ fn router_losses(check: &Checker<'_>, raw: &RawMoe) -> Result<RouterLosses, Inpu
             ))
         }
         _ => Ok(RouterLosses { over, z_loss }),
+    }
+}
+
+fn bias_update_rate(check: &Checker<'_>, raw: &RawMoe) -> Result<f64, InputError> {
+    let given = &raw.bias_update_rate;
+    let not_negative = |x: f64| (0.0..=1e6).contains(&x);
+    let help = "valid: 0 or more, for example 0.001";
+    let rate = check.real("bias_update_rate", given, 0.0, not_negative, help)?;
+    match given {
+        Some(given) if rate > 0.0 && or(&raw.router, Router::Softmax) == Router::Softmax => {
+            Err(check.refuse(
+                "bias_update_rate",
+                given,
+                "valid: 0 with `router: softmax`, which has no selection bias",
+            ))
+        }
+        _ => Ok(rate),
     }
 }
 

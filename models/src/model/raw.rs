@@ -161,6 +161,7 @@ pub(super) struct RawMoe {
     pub aux_loss: Maybe<f64>,
     pub aux_over: Maybe<AuxOver>,
     pub z_loss: Maybe<f64>,
+    pub bias_update_rate: Maybe<f64>,
     pub biased: Maybe<bool>,
     #[serde(skip)]
     pub tensors: ExpertTensors,

@@ -242,6 +242,11 @@ pub struct Moe {
     /// What that loss counts, and the router's other loss.
     #[serde(default, skip_serializing_if = "RouterLosses::is_usual")]
     pub losses: RouterLosses,
+    /// What a step adds to the selection bias of an expert with less load than the mean, and takes
+    /// from one with more (Wang et al., arXiv 2408.15664, algorithm 1); 0 leaves biases as they
+    /// are. Load is counted over the global batch. No time depends on it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bias_update_rate: f64,
     /// Whether the experts and their router have biases (gpt-oss). The time of a clamped activation
     /// is counted with them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -253,6 +258,11 @@ pub const MAX_IMBALANCE: f64 = 1e3;
 
 fn even_load() -> f64 {
     1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -291,6 +301,11 @@ impl Moe {
     /// Whether routers add to the loss.
     pub fn has_losses(&self) -> bool {
         self.aux_loss > 0.0 || self.losses.z_loss > 0.0
+    }
+
+    /// Whether load updates selection biases.
+    pub fn updates_biases(&self) -> bool {
+        self.bias_update_rate > 0.0
     }
 }
 

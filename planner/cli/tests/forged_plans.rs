@@ -152,6 +152,12 @@ fn forgeries_are_refused() {
             json!({"over": "each_layer", "z_loss": -1.0}),
             "inputs.model.moe.losses.z_loss",
         ),
+        (
+            &mixture,
+            "/inputs/model/moe/bias_update_rate",
+            json!(0.001),
+            "inputs.model.moe.bias_update_rate",
+        ),
         (&mixture, "/inputs/model/moe/capacity_factor", json!(1.5), "decisions.capacity_factor"),
     ];
     for (plan, pointer, value, field) in edits {

@@ -93,6 +93,7 @@ fn experts(row: &Row, card: &ModelSpec) -> Result<Option<Moe>, Reason> {
         tensors: ExpertTensors::default(),
         aux_loss: 0.0,
         losses: RouterLosses::default(),
+        bias_update_rate: 0.0,
         biased: false,
     });
     let top_k = required(row.top_k, "top_k")?;

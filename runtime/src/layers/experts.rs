@@ -76,6 +76,17 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         Self { router: self.router.with_bias(name, P::SPLIT, inventory), ..self }
     }
 
+    /// The same where load moves the selection bias by `rate` a step: up for an expert with less
+    /// than the mean, down for one with more. [`Self::note_load`] counts it.
+    ///
+    /// # Panics
+    /// It has no selection bias.
+    #[must_use]
+    #[track_caller]
+    pub fn with_bias_updates(self, rate: f64, inventory: &mut Inventory) -> Self {
+        Self { router: self.router.with_bias_updates(rate, inventory), ..self }
+    }
+
     /// Chooses the experts of each row, and tells the ranks that have them how many copies come.
     ///
     /// # Errors
@@ -101,7 +112,7 @@ impl<P: StreamPlacement, const C: usize, const E: usize> Router<P, C, E> {
         self.router.route(ctx, h.buffer(), chunk).map(|route| Route(Rc::new(route)))
     }
 
-    /// Notes how rows load experts, for losses of routers.
+    /// Notes how rows load experts, for losses of routers and updates of selection biases.
     ///
     /// # Errors
     /// Those of any collective call.

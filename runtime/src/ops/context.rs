@@ -1,6 +1,7 @@
 //! What a pass gives to the operations of its layers: tokens, weights, device, ranks, pools.
 
 use super::around::ContextRanks;
+use super::expert_loads::ExpertLoads;
 use super::experts::ExpertRanks;
 use super::router_losses::RouterLog;
 use crate::comm::{CommError, Communicator};
@@ -157,6 +158,8 @@ pub struct PassContext<'a, D: Space> {
     pub experts: Option<ExpertRanks<'a>>,
     /// What routers choose, if any loss depends on it.
     pub routers: Option<&'a RouterLog>,
+    /// How often experts are chosen, if selection biases are updated by it.
+    pub loads: Option<&'a ExpertLoads>,
     /// Whether the residual stream is split over the tensor-parallel ranks.
     pub sequence_parallel: bool,
     /// The weights that the pass can ask for.

@@ -21,7 +21,7 @@ use crate::comm::{CommError, Request};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored};
 use crate::state::buffer::{Buffer, WideBuffer};
 use crate::state::params::{
-    Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement,
+    BiasUpdate, Declaration, Division, Gradient, Init, Inventory, ParameterSlice, Placement,
 };
 use kernels::Real;
 use kernels::embedding::{self, Embedding};
@@ -37,7 +37,7 @@ pub struct Router {
     pub linear: Linear,
     /// Its layer's number.
     pub layer: usize,
-    /// Added to scores for the choice alone, `[E]`; training leaves it as it is.
+    /// Added to scores for the choice alone, `[E]`.
     pub bias: Option<ParameterSlice>,
     /// How experts are chosen.
     pub routing: Routing,
@@ -86,6 +86,18 @@ impl Router {
         let whole = Matrix::named(name, 0.0);
         let whole = whole.bias(self.routing.experts, Placement::Replicated, gradient);
         self.linear.bias = Some(inventory.declare(whole));
+        self
+    }
+
+    /// The same where load moves the selection bias by `rate` a step.
+    ///
+    /// # Panics
+    /// It has none.
+    #[must_use]
+    #[track_caller]
+    pub fn with_bias_updates(self, rate: f64, inventory: &mut Inventory) -> Self {
+        let bias = self.bias.expect("sigmoid scores have a selection bias, others have none");
+        inventory.update_by_load(bias, BiasUpdate { layer: self.layer, rate });
         self
     }
 }
@@ -192,9 +204,8 @@ impl Router {
             weights: &mut weights,
             log_sums: &mut log_sums,
         };
-        let bias = self.bias.map(|bias| ctx.widened(ctx.weights.get(bias), bias.len));
-        let bias = bias.transpose()?;
-        routing::forward(device.host(), routing, &logits, bias.as_deref(), to);
+        let bias = self.bias.map(|bias| ctx.units.all.biases()[&bias.index()].as_slice());
+        routing::forward(device.host(), routing, &logits, bias, to);
         let mut places: Vec<usize> = self.within_capacity(ctx, chunk, &chosen, &weights)?;
         // Stable: the copies of an expert stay in the order of rows.
         places.sort_by_key(|&place| chosen[place]);

@@ -71,7 +71,7 @@ struct Load {
 }
 
 /// Layer, first sequence of the micro-batch, and chunk of its rows.
-type Place = (usize, usize, usize);
+pub(super) type Place = (usize, usize, usize);
 
 /// What the routers of one rank have chosen in a step.
 pub struct RouterLog {
@@ -164,7 +164,7 @@ impl RouterLog {
     }
 }
 
-fn add(to: &mut [i64], counts: &[i64]) {
+pub(super) fn add(to: &mut [i64], counts: &[i64]) {
     to.iter_mut().zip(counts).for_each(|(to, count)| *to += count);
 }
 
@@ -177,8 +177,9 @@ pub(super) struct LossGradients<T> {
 }
 
 impl Router {
-    /// Notes how this rank's rows load experts, for losses of routers. Ranks that have other rows
-    /// of the micro-batch tell each other their counts if the loss is the micro-batch's.
+    /// Notes how this rank's rows load experts, for losses of routers and updates of selection
+    /// biases. Ranks that have other rows of the micro-batch tell each other their counts if a loss
+    /// is the micro-batch's.
     ///
     /// # Errors
     /// Those of any collective call.
@@ -187,10 +188,13 @@ impl Router {
         ctx: &PassContext<'_, D>,
         route: &Route<D>,
     ) -> Result<(), CommError> {
-        let Some(log) = ctx.routers else { return Ok(()) };
         let Routing { experts, top_k, .. } = self.routing;
         let (mut counts, mut shares) = (vec![0; experts], vec![0.0; experts]);
         route.chosen().iter().for_each(|&expert| counts[expert as usize] += 1);
+        if let Some(loads) = ctx.loads {
+            loads.note(self.place(ctx, route), counts.clone());
+        }
+        let Some(log) = ctx.routers else { return Ok(()) };
         for row in route.scores().chunks_exact(experts) {
             shares.iter_mut().zip(self.routing.shares(row)).for_each(|(sum, share)| *sum += share);
         }

@@ -1,6 +1,7 @@
 //! One rank of a training run: its parameters, and what a step does with them.
 
 mod batches;
+mod biases;
 mod gather;
 mod host_optimizer;
 mod state;
@@ -13,7 +14,7 @@ use crate::data::Samples;
 use crate::device::{Device, MemoryUse, Space};
 use crate::error::Error;
 use crate::groups::{ExpertGroups, Groups};
-use crate::ops::{ContextRanks, DropoutDraws, RouterLog, VocabularyShard};
+use crate::ops::{ContextRanks, DropoutDraws, ExpertLoads, RouterLog, VocabularyShard};
 use crate::spec::Reduction;
 use crate::spec::{HostMemory, TrainerSpec};
 use crate::stages::{Stage, Stages};
@@ -53,6 +54,13 @@ pub struct StepResult {
     pub reductions: Vec<ReductionSpan>,
 }
 
+impl StepResult {
+    /// Whether weights can be updated by it.
+    fn is_finite(&self) -> bool {
+        self.norm.is_finite() && self.loss.is_finite()
+    }
+}
+
 /// What stays the same from step to step.
 struct Fixed<'a, D: Space> {
     spec: TrainerSpec,
@@ -65,6 +73,8 @@ struct Fixed<'a, D: Space> {
     inventory: Inventory,
     /// What routers choose in a step, if any loss depends on it.
     routers: Option<RouterLog>,
+    /// How often experts are chosen in a step, if selection biases are updated by it.
+    loads: Option<ExpertLoads>,
     /// How replicas share this rank's state.
     shards: Rc<Shards>,
     reduction: Reduction,
@@ -122,6 +132,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let shards = Shards::new(&inventory, spec.zero, ByDivision::each(member));
         let shards = Rc::new(shards);
         let state = TrainingState::new(&device, &shards, &inventory, &spec);
+        let by_load = inventory.all().iter().any(|held| held.by_load.is_some());
         Ok(Self {
             graph_replay: GraphReplay::new(),
             inputs: StepInputs { batches: Vec::new(), step: 0, ahead: None },
@@ -133,6 +144,7 @@ impl<'a, D: Device> Rank<'a, D> {
                     let micro_batches = spec.micro_batches * spec.mesh.dp as usize;
                     RouterLog::new(losses, micro_batches, spec.tokens())
                 }),
+                loads: by_load.then(ExpertLoads::default),
                 spec,
                 declared_by,
                 groups,
@@ -252,7 +264,7 @@ impl<'a, D: Device> Rank<'a, D> {
         let Self { fixed, state, .. } = self;
         for unit in 0..fixed.shards.units().len() {
             let values = fixed.drawn(unit);
-            state.set(&fixed.device, &fixed.shards, unit, &values)?;
+            state.set(fixed, unit, &values)?;
         }
         Ok(())
     }
@@ -272,7 +284,7 @@ impl<'a, D: Device> Rank<'a, D> {
                 values.extend(declaration.extract(&held.extent, &whole));
             }
             let values = fixed.device.taken(values);
-            state.set(&fixed.device, &fixed.shards, unit, &values)?;
+            state.set(fixed, unit, &values)?;
         }
         Ok(())
     }
@@ -344,9 +356,8 @@ impl<'a, D: Device> Rank<'a, D> {
             Some(ran) => ran,
             None => {
                 self.state.take_exact(&self.fixed)?;
-                let finite =
-                    |before: &StepResult| before.norm.is_finite() && before.loss.is_finite();
-                if !before.as_ref().is_some_and(finite) {
+                if !before.as_ref().is_some_and(StepResult::is_finite) {
+                    self.state.restore_biases();
                     return Ok(before);
                 }
                 let ran = self.run_ahead(true, &mut before)?;
@@ -357,6 +368,8 @@ impl<'a, D: Device> Rank<'a, D> {
         fixed.sum_over_ranks(gradients.sums_mut())?;
         let losses = fixed.start_losses(outcome.loss_sum)?;
         let squares = fixed.start_norm(&fixed.squares(gradients.sums()))?;
+        state.biases_before.clone_from(state.weights.biases());
+        fixed.update_biases(state.weights.biases_mut())?;
         let adamw = state.next_step(optimizer, lr, 1.0);
         state.propose(fixed, optimizer, &adamw, gradients.sums())?;
         let optimizer = *optimizer;
@@ -388,6 +401,9 @@ impl<'a, D: Device> Rank<'a, D> {
             pending.settle(&self.fixed, self.gradients.sums(), optimizer, completed)?
         };
         self.state.take_exact(&self.fixed)?;
+        if !result.is_finite() {
+            self.state.restore_biases();
+        }
         Ok(Some(result))
     }
 
@@ -425,6 +441,7 @@ impl<'a, D: Device> Rank<'a, D> {
     /// Those of any collective call.
     pub fn update(&mut self, optimizer: &Optimizer, lr: f64, norm: f64) -> Result<(), Error> {
         let Self { fixed, state, gradients, .. } = self;
+        fixed.update_biases(state.weights.biases_mut())?;
         let adamw = state.next_step(optimizer, lr, optimizer.gradient_scale(norm));
         Ok(state.update(fixed, optimizer, &adamw, gradients.sums())?)
     }
@@ -439,13 +456,18 @@ impl<'a, D: Device> Rank<'a, D> {
         self.fixed.whole(trained, |slice| Ok(self.fixed.device.download(sums.get(slice))?))
     }
 
+    /// This rank's selection biases, by name.
+    pub fn selection_biases(&self) -> impl Iterator<Item = (&str, &[D::Wide])> {
+        let name = |held: usize| self.fixed.inventory.all()[held].declaration.name.as_str();
+        self.state.weights.biases().iter().map(move |(&held, bias)| (name(held), bias.as_slice()))
+    }
+
     /// The model's whole weights on world rank 0; `None` on the others.
     ///
     /// # Errors
     /// Those of any collective call.
     pub fn whole_weights(&self) -> Result<Option<Tensors<D::Wide>>, CommError> {
-        let device = &self.fixed.device;
-        self.fixed.whole(|_| true, |slice| self.state.read(device, slice))
+        self.fixed.whole(|_| true, |slice| self.state.read(&self.fixed, slice))
     }
 }
 
@@ -477,6 +499,7 @@ impl<D: Device> Fixed<'_, D> {
             sharing: self.groups.sharing(),
             experts: self.groups.experts.as_ref().map(ExpertGroups::ranks),
             routers: self.routers.as_ref(),
+            loads: self.loads.as_ref(),
             world: &*self.groups.world,
             prefetch: self.reduction != Reduction::AtEnd,
             stages: &self.stages,
@@ -500,6 +523,9 @@ impl<D: Device> Fixed<'_, D> {
     ) -> PassInputs<'b, D> {
         if let Some(routers) = &self.routers {
             routers.clear();
+        }
+        if let Some(loads) = &self.loads {
+            loads.clear();
         }
         let p = self.spec.dropout;
         let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });

@@ -9,7 +9,7 @@ use crate::scalar::Number;
 use crate::spec::{HostMemory, TrainerSpec};
 use crate::state::params::{HeldParameter, Init, Inventory, Store};
 use crate::state::shards::{Shards, Slice};
-use crate::state::weights::Weights;
+use crate::state::weights::{Biases, Weights};
 use crate::step::executor::Outcome;
 use crate::step::reduce::ReductionSpan;
 use kernels::Real;
@@ -64,6 +64,8 @@ pub(super) struct TrainingState<D: Space> {
     pub(super) updates: u32,
     /// Number of steps whose update is in the exact weights.
     pub(super) completed: u64,
+    /// Selection biases without the update of the last step whose norm was not awaited.
+    pub(super) biases_before: Biases<D::Wide>,
 }
 
 /// Exact weights, if those that passes read are rounded (bf16) or proposals (post-validation), and
@@ -89,8 +91,8 @@ impl<D: Device> TrainingState<D> {
             }
             HostMemory::Optimizer => OptimizerState::OnHost(HostOptimizer::new(shards.updated())),
         };
-        let weights = Weights::new(device, shards);
-        Self { weights, optimizer, updates: 0, completed: 0 }
+        let weights = Weights::new(device, shards, inventory);
+        Self { weights, optimizer, updates: 0, completed: 0, biases_before: Biases::new() }
     }
 
     /// Bytes of exact weights and moments.
@@ -106,16 +108,23 @@ impl<D: Device> TrainingState<D> {
     /// Sets the weights of a unit.
     pub(super) fn set(
         &mut self,
-        device: &D,
-        shards: &Shards,
+        fixed: &Fixed<'_, D>,
         unit: usize,
         values: &D::Memory<D::Wide>,
     ) -> Result<(), CommError> {
+        let Fixed { device, shards, inventory, .. } = fixed;
         let len = D::len(values);
         let mut stored = device.zeros(len);
         device.round(D::view(values, 0..len), D::view_mut(&mut stored, 0..len));
         self.weights.set(device, unit, &stored)?;
         let begin = shards.units()[unit].elements.start;
+        for (held, bias) in self.weights.biases_mut() {
+            let part = inventory.all()[*held].part;
+            if part.unit() == unit {
+                let of = D::view(values, part.begin - begin..part.range().end - begin);
+                *bias = device.download(of)?;
+            }
+        }
         let inside = shards.updated().iter().filter(|slice| slice.unit == unit);
         for slice in inside {
             let of = D::view(values, slice.whole.start - begin..slice.whole.end - begin);
@@ -133,7 +142,16 @@ impl<D: Device> TrainingState<D> {
     }
 
     /// Reads the weights of a slice that this rank updates, exactly.
-    pub(super) fn read(&self, device: &D, slice: &Slice) -> Result<Vec<D::Wide>, CommError> {
+    pub(super) fn read(
+        &self,
+        fixed: &Fixed<'_, D>,
+        slice: &Slice,
+    ) -> Result<Vec<D::Wide>, CommError> {
+        if let Some(bias) = self.weights.biases().get(&slice.held) {
+            let begin = fixed.inventory.all()[slice.held].part.begin;
+            return Ok(bias[slice.whole.start - begin..slice.whole.end - begin].to_vec());
+        }
+        let device = &fixed.device;
         match &self.optimizer {
             OptimizerState::OnDevice { exact: Some(exact), .. } => {
                 Ok(device.download(exact.get(slice))?)
@@ -157,6 +175,11 @@ impl<D: Device> TrainingState<D> {
             fixed.device.round(exact.get(slice), to);
         }
         self.weights.start_gathers(&fixed.device, fixed.groups.sharing())
+    }
+
+    /// Takes back the update of selection biases by a step whose loss or norm was not finite.
+    pub(super) fn restore_biases(&mut self) {
+        self.weights.biases_mut().clone_from(&self.biases_before);
     }
 
     /// Arguments of the next update.

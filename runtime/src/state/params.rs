@@ -62,8 +62,18 @@ pub enum Gradient {
     Whole,
     /// A partial sum, to be summed over the ranks that hold the same elements.
     Partial,
-    /// None: training leaves the tensor as it is. Its gradient is 0, and a vector does not decay.
+    /// None: a selection bias. Its gradient is 0, and a vector does not decay; load may update it.
+    /// The host reads it, exactly: no pass reads its place among the weights.
     None,
+}
+
+/// How load updates a selection bias.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BiasUpdate {
+    /// Whose load.
+    pub layer: usize,
+    /// By how much a step moves it.
+    pub rate: f64,
 }
 
 /// Which ranks divide a tensor, and so which hold the same of it: its replicas.
@@ -344,6 +354,8 @@ pub struct HeldParameter {
     pub stage: usize,
     /// Whether this rank counts it.
     pub counted: bool,
+    /// How load updates it, if it does.
+    pub by_load: Option<BiasUpdate>,
 }
 
 /// All parameters of a rank, stage by stage and layer by layer.
@@ -452,8 +464,15 @@ impl Inventory {
         let (id, unit) = (ParameterId(self.held.len()), self.units.len() - 1);
         let part = ParameterSlice { id, begin: self.elements, len: extent.elements(), unit };
         self.elements += part.len;
-        self.held.push(HeldParameter { declaration, extent, part, stage: self.stage, counted });
+        let stage = self.stage;
+        let held = HeldParameter { declaration, extent, part, stage, counted, by_load: None };
+        self.held.push(held);
         part
+    }
+
+    /// Has load update a selection bias.
+    pub fn update_by_load(&mut self, bias: ParameterSlice, update: BiasUpdate) {
+        self.held[bias.index()].by_load = Some(update);
     }
 
     /// The parameters.

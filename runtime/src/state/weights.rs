@@ -1,10 +1,12 @@
 //! Weights as passes read them: all of them, or gathered unit by unit.
 
-use super::params::{ByDivision, ParameterSlice, Store, parts_mut};
+use super::params::{ByDivision, Gradient, Inventory, ParameterSlice, Store, parts_mut};
 use super::shards::{Shards, Slice, Unit};
 use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space, Stored, StoredMut};
+use kernels::Real;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::{Rc, Weak};
 
@@ -14,12 +16,16 @@ pub type Sharing<'a> = ByDivision<&'a dyn Communicator>;
 /// Memory of a unit, padded.
 type Memory<D> = <D as Space>::Memory<<D as Space>::Stored>;
 
+/// Selection biases in host memory, by index in the inventory: exact, and whole on every rank.
+pub type Biases<T> = BTreeMap<usize, Vec<T>>;
+
 /// A rank's weights.
 pub struct Weights<D: Space> {
     shards: Rc<Shards>,
     units: RefCell<Vec<Whole<D>>>,
     /// This rank's pieces, if replicas share weights (ZeRO stage 3).
     pieces: Option<Store<D, D::Stored>>,
+    biases: Biases<D::Wide>,
 }
 
 /// The whole weights of a unit.
@@ -34,7 +40,7 @@ enum Whole<D: Space> {
 
 impl<D: Device> Weights<D> {
     /// Zeros.
-    pub fn new(device: &D, shards: &Rc<Shards>) -> Self {
+    pub fn new(device: &D, shards: &Rc<Shards>, inventory: &Inventory) -> Self {
         let shared = shards.zero().shares_weights();
         let whole = |unit: &Unit| match shared {
             true => Whole::Lent(Weak::new()),
@@ -44,7 +50,21 @@ impl<D: Device> Weights<D> {
             units: RefCell::new(shards.units().iter().map(whole).collect()),
             pieces: shared.then(|| Store::pieces(device, shards)),
             shards: shards.clone(),
+            biases: (inventory.all().iter())
+                .filter(|held| held.declaration.gradient == Gradient::None)
+                .map(|held| (held.part.index(), vec![D::Wide::ZERO; held.part.len]))
+                .collect(),
         }
+    }
+
+    /// Selection biases.
+    pub fn biases(&self) -> &Biases<D::Wide> {
+        &self.biases
+    }
+
+    /// Selection biases.
+    pub fn biases_mut(&mut self) -> &mut Biases<D::Wide> {
+        &mut self.biases
     }
 
     /// How they are divided.

@@ -31,8 +31,10 @@ pub fn golden(case: &str) -> PathBuf {
 
 /// A case's model, with its sequence length and batch.
 pub fn model(case: &str) -> ModelSpec {
-    let path = golden(case).join("config.json");
-    let source = Source::from_bytes("config.json", std::fs::read(path).unwrap()).unwrap();
+    let of = |file: &&str| golden(case).join(file).exists();
+    let file = ["config.json", "model.yaml"].into_iter().find(of).unwrap();
+    let bytes = std::fs::read(golden(case).join(file)).unwrap();
+    let source = Source::from_bytes(file, bytes).unwrap();
     read(&source).unwrap().with_run(Some(32), Some(8)).unwrap()
 }
 

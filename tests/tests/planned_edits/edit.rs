@@ -6,6 +6,8 @@ pub const SPLIT: &str = "true";
 pub const WHOLE: &str = "false";
 /// A mixture of experts over expert-parallel ranks, its residual stream split.
 pub const EXPERTS: &str = "experts";
+/// The same whose selection biases are updated by load.
+pub const BALANCED: &str = "balanced";
 /// Sequences in blocks over context-parallel ranks, and weights over replicas.
 pub const BLOCKS: &str = "blocks";
 

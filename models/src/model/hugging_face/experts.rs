@@ -26,6 +26,7 @@ impl Reader<'_> {
             aux_loss: self.aux_loss(),
             aux_over: implied(AuxOver::AllLayers),
             z_loss: None,
+            bias_update_rate: None,
             biased: None,
             tensors: ExpertTensors::Mlp,
         })

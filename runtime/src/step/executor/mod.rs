@@ -12,8 +12,8 @@ use crate::comm::{CommError, Communicator, Tag};
 use crate::device::{Device, DeviceGroup, DeviceRequest, Space};
 use crate::groups::VocabGroups;
 use crate::ops::{
-    ContextRanks, DropoutDraws, ExpertRanks, Gradients, MicroBatch, PassContext, PassUnits,
-    RouterLog, ShardKept, VocabularyShard, WeightWork,
+    ContextRanks, DropoutDraws, ExpertLoads, ExpertRanks, Gradients, MicroBatch, PassContext,
+    PassUnits, RouterLog, ShardKept, VocabularyShard, WeightWork,
 };
 use crate::scalar::Number;
 use crate::spec::TrainerSpec;
@@ -55,6 +55,8 @@ pub struct Executor<'a, D: Space> {
     pub experts: Option<ExpertRanks<'a>>,
     /// What routers choose, if any loss depends on it.
     pub routers: Option<&'a RouterLog>,
+    /// How often experts are chosen, if selection biases are updated by it.
+    pub loads: Option<&'a ExpertLoads>,
     /// All ranks.
     pub world: &'a dyn Communicator,
     /// Whether the next unit's weights are gathered while one unit computes.
@@ -386,6 +388,7 @@ impl<'a, D: Device> StepState<'a, '_, D> {
             cp: executor.cp,
             experts: executor.experts,
             routers: executor.routers,
+            loads: executor.loads,
             sequence_parallel: executor.spec.sequence_parallel,
             units,
             batch: &self.given.batches[pass.micro_batch as usize],
