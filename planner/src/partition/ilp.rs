@@ -9,7 +9,7 @@
 //!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else, for every stage boundary and layer, as many columns of
 //!   the stage end there as columns of the next stage start there;
 //! - *memory*: for every rank and every combination of micro-batches in flight,
-//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
+//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`; and the same for host memory;
 //! - *rank load*: `barrier_s ≥ m·load_i + tail_i` for every rank `i`;
 //! - *closed form* (1F1B): the rows of [`super::dynamic_program`], with their two waits as
 //!   variables;
@@ -306,6 +306,7 @@ impl Writer<'_> {
         }
         self.contiguity(&mut model);
         self.memory(&mut model);
+        self.host_memory(&mut model);
         self.rank_loads(&mut model);
         if self.problem.pipeline.one_f_one_b {
             self.closed_form(&mut model);
@@ -373,6 +374,21 @@ impl Writer<'_> {
                     .sum();
                 model.add_constraint(constraint!(used <= 1));
             }
+        }
+    }
+
+    fn host_memory(&self, model: &mut HighsProblem) {
+        let (problem, pipeline) = (self.problem, &self.problem.pipeline);
+        let budget = problem.host_budget_bytes;
+        let is_used = |column: &super::Column| column.host_bytes > 0.0;
+        if budget.is_infinite() || !problem.columns.iter().flatten().any(is_used) {
+            return;
+        }
+        for rank in 0..pipeline.ranks {
+            let stages = pipeline.stages_on(rank);
+            let used: Expression =
+                stages.map(|(stage, _)| self.sum(stage, |c| c.host_bytes / budget)).sum();
+            model.add_constraint(constraint!(used <= 1));
         }
     }
 
