@@ -9,6 +9,7 @@ pub mod bidirectional;
 pub mod dynamic_program;
 pub mod ilp;
 pub mod milestones;
+pub mod relaxation;
 
 pub use dynamic_program::VocabWay;
 pub use milestones::OrderMilestones;

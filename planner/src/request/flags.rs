@@ -59,7 +59,8 @@ impl Request {
         let request = Self {
             stop: Arc::default(),
             deadline: None,
-            processors: Arc::default(),
+            every_cut_work: 0,
+        processors: Arc::default(),
             objective: Objective::Time,
             model: with_imbalance(
                 with_capacity(model, restrictions.capacity_factor)?,
@@ -150,6 +151,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
+        every_cut_work: 0,
         processors: Arc::default(),
         objective: inputs.objective,
         model,

@@ -5,10 +5,12 @@
 //! a column, with every recompute split that no other dominates. Ranges that alone take a rank
 //! beyond the cut-off are left out.
 
+use crate::partition::relaxation::{self, Relaxation};
 use crate::partition::{Choice, Column, Problem, Scratch, ilp};
 use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::{Configuration, StageCost};
 use crate::simulate::CriticalPath;
+use models::schedule::ScheduleName;
 
 /// The result for one configuration.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +40,16 @@ impl Configuration<'_> {
             let report = ilp::Report { proven: true, bound_s: cutoff_s, ..ilp::Report::default() };
             return EveryCut { best: None, report, paths: known };
         };
-        let (report, paths) = ilp::solve_with(&problem, known, cutoff_s, limits, scratch);
+        let Relaxation { bound_s, nothing_below: proven, paths, work } =
+            relaxation::solve(&problem, known, cutoff_s, limits, scratch);
+        if proven || work >= limits.work {
+            let report = ilp::Report { proven, bound_s, work, ..ilp::Report::default() };
+            return EveryCut { best: None, report, paths };
+        }
+        let left = ilp::Limits { work: limits.work - work, ..limits };
+        let (report, paths) = ilp::solve_with(&problem, paths, cutoff_s, left, scratch);
+        let (work, bound_s) = (report.work + work, report.bound_s.max(bound_s));
+        let report = ilp::Report { work, bound_s, ..report };
         let best = report.best.as_ref();
         let best = best.map(|(choice, value_s)| (self.placed_of(&problem, choice), *value_s));
         EveryCut { best, report, paths }
@@ -106,13 +117,14 @@ impl Configuration<'_> {
             *spare_s -= self.micro_batches() * self.vocab_pass_s();
             *spare_s -= self.pipeline().stages_on(rank).map(|(stage, _)| least_s[stage]).sum::<f64>();
         }
+        let looped_s = self.looped_limit_s(cutoff_s);
         let mut starts = vec![false; layers + 1];
         starts[0] = true;
         let mut open: Vec<OpenRanges> = vec![];
         for stage in 0..stages {
             let more_s = self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
-            let limit_s = least_s[stage] + more_s;
-            let (ranges, ends) = self.ranges_from(stage, &starts, limit_s);
+            let limits_s = (least_s[stage] + more_s, looped_s);
+            let (ranges, ends) = self.ranges_from(stage, &starts, limits_s);
             open.push(ranges);
             starts = ends;
         }
@@ -131,9 +143,26 @@ impl Configuration<'_> {
         open.iter().all(|ranges| !ranges.is_empty()).then_some(open)
     }
 
-    /// The ranges of a stage that start where the stages before may end and take less than
-    /// `limit_s`, and where they end.
-    fn ranges_from(&self, stage: usize, starts: &[bool], limit_s: f64) -> (OpenRanges, Vec<bool>) {
+    /// Breadth-first loops run all micro-batches of a stage before one of them goes on, forwards and
+    /// backwards: what a stage's passes of one micro-batch may take so that the path of one and
+    /// that stage's other passes take less than `cutoff_s`. Infinite for other schedules.
+    fn looped_limit_s(&self, cutoff_s: f64) -> f64 {
+        let m = self.micro_batches();
+        if self.decisions.schedule != ScheduleName::LoopedBfs || m < 2.0 {
+            return f64::INFINITY;
+        }
+        let way_s = self.ranks() as f64 * (self.mean_load_s() / m - self.vocab_pass_s());
+        (cutoff_s * (1.0 + 1e-9) - way_s) / (m - 1.0)
+    }
+
+    /// The ranges of a stage that start where the stages before may end, and where they end. Limits
+    /// are on all that the stage does and on its passes of one micro-batch.
+    fn ranges_from(
+        &self,
+        stage: usize,
+        starts: &[bool],
+        (limit_s, pass_limit_s): (f64, f64),
+    ) -> (OpenRanges, Vec<bool>) {
         let layers = self.cache.layers.len();
         let (mut ranges, mut ends) = (vec![], vec![false; layers + 1]);
         let mut known: Vec<StageCost> = vec![];
@@ -144,7 +173,8 @@ impl Configuration<'_> {
                     Some(cost) => cost.clone(),
                     None => self.stage(stage, start, end),
                 };
-                if self.own_s(start..end, &cost) >= limit_s {
+                let own_s = self.own_s(start..end, &cost);
+                if own_s >= limit_s || cost.load_s() >= pass_limit_s {
                     break;
                 }
                 if self.cache.layers.is_uniform() && known.len() == end - first {
