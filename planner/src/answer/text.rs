@@ -245,11 +245,15 @@ fn proven(answer: &Answer) -> String {
         let gap = 100.0 * proof.gap;
         match proof.every_cut_gap {
             Some(0.0) => {
-                format!("proven over all cuts; without a barrier at its end an iteration saves at most {gap:.1} %")
+                format!(
+                    "proven over all cuts; without a barrier at its end an iteration saves at most {gap:.1} %"
+                )
             }
             Some(cuts) => {
                 let cuts = 100.0 * cuts;
-                format!("optimal over the cuts tried, within {cuts:.1} % of the best of all cuts; nothing left out saves more than {gap:.1} %")
+                format!(
+                    "optimal over the cuts tried, within {cuts:.1} % of the best of all cuts; nothing left out saves more than {gap:.1} %"
+                )
             }
             None => {
                 format!("optimal over the cuts tried; nothing left out saves more than {gap:.1} %")

@@ -94,7 +94,10 @@ fn refuted_over_every_cut(
         return Some(Verdict::Wrong(Violation {
             field: "proof.every_cut_gap".to_owned(),
             found: gap.to_string(),
-            valid: format!("at least {:.6}, as a plan of {faster_s:.6} s exists", 1.0 - faster_s / plan_s),
+            valid: format!(
+                "at least {:.6}, as a plan of {faster_s:.6} s exists",
+                1.0 - faster_s / plan_s
+            ),
         }));
     }
     let open = outcome.proof.every_cut_gap.filter(|open| *open > KEPT)?;

@@ -150,7 +150,8 @@ impl<'a> WholeLayers<'a> {
         // First chunks hold what their ranks' other chunks leave.
         let most = (limit_s / (spec.m() * self.least.load_s())).min(all as f64).floor() as usize;
         let before = |rank: usize| {
-            let others: usize = self.stages[rank].iter().skip(1).map(|&stage| self.fewest[stage]).sum();
+            let others: usize =
+                self.stages[rank].iter().skip(1).map(|&stage| self.fewest[stage]).sum();
             most.saturating_sub(others)
         };
         let most_before: usize = (0..=rank).map(before).sum();
@@ -227,7 +228,8 @@ impl<'a> WholeLayers<'a> {
     fn recompute_s(&self, rank: usize, kind: usize, count: usize) -> Option<f64> {
         let mut counts = Counts::default();
         counts[kind] = count;
-        let (first_s, each_bytes) = (self.knapsack.first_of(kind).0, self.knapsack.first_of(kind).1);
+        let (first_s, each_bytes) =
+            (self.knapsack.first_of(kind).0, self.knapsack.first_of(kind).1);
         let first_s = first_s * count as f64;
         if self.budget_bytes.is_infinite() {
             return Some(first_s);

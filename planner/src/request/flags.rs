@@ -60,7 +60,7 @@ impl Request {
             stop: Arc::default(),
             deadline: None,
             every_cut_work: 0,
-        processors: Arc::default(),
+            processors: Arc::default(),
             objective: Objective::Time,
             model: with_imbalance(
                 with_capacity(model, restrictions.capacity_factor)?,

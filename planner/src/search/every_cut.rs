@@ -115,14 +115,16 @@ impl Configuration<'_> {
         let mut spare_s = vec![cutoff_s * (1.0 + 1e-9); self.ranks()];
         for (rank, spare_s) in spare_s.iter_mut().enumerate() {
             *spare_s -= self.micro_batches() * self.vocab_pass_s();
-            *spare_s -= self.pipeline().stages_on(rank).map(|(stage, _)| least_s[stage]).sum::<f64>();
+            *spare_s -=
+                self.pipeline().stages_on(rank).map(|(stage, _)| least_s[stage]).sum::<f64>();
         }
         let looped_s = self.looped_limit_s(cutoff_s);
         let mut starts = vec![false; layers + 1];
         starts[0] = true;
         let mut open: Vec<OpenRanges> = vec![];
         for stage in 0..stages {
-            let more_s = self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
+            let more_s =
+                self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
             let limits_s = (least_s[stage] + more_s, looped_s);
             let (ranges, ends) = self.ranges_from(stage, &starts, limits_s);
             open.push(ranges);
@@ -233,7 +235,8 @@ fn every_choice_fits(problem: &Problem) -> bool {
     let fits = |rank: usize| {
         pipeline.in_flight[rank].iter().all(|counts| {
             let most = |(stage, chunk): (usize, usize)| {
-                let bytes = |c: &Column| c.state_bytes + f64::from(counts[chunk]) * c.in_flight_bytes;
+                let bytes =
+                    |c: &Column| c.state_bytes + f64::from(counts[chunk]) * c.in_flight_bytes;
                 problem.columns[stage].iter().map(bytes).fold(0.0, f64::max)
             };
             pipeline.stages_on(rank).map(most).sum::<f64>() <= problem.budget_bytes[rank]

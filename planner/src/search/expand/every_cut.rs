@@ -92,7 +92,8 @@ impl Worker<'_> {
             let states = Rc::clone(&parallel.states);
             let of = |view: &StateView| {
                 let d = view.of(&pipeline.decisions);
-                let bound_s = own.any_cut_of_state_s(parallel, &d, view, (pipeline.bound_s, best_s));
+                let bound_s =
+                    own.any_cut_of_state_s(parallel, &d, view, (pipeline.bound_s, best_s));
                 let stage = EveryCutStage::Configuration(work);
                 (bound_s < best_s).then(|| node(bound_s, d, stage))
             };

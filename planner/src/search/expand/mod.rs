@@ -6,8 +6,8 @@ pub(super) mod group;
 mod layout;
 mod place;
 
-use group::Group;
 use every_cut::EveryCutStage;
+use group::Group;
 use layout::{BoundSource, LayoutKey, LayoutView};
 
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
@@ -97,10 +97,7 @@ impl Context {
 impl SearchNode {
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
-        matches!(
-            self.stage,
-            Stage::Checked | Stage::EveryCut(EveryCutStage::Configuration(_))
-        )
+        matches!(self.stage, Stage::Checked | Stage::EveryCut(EveryCutStage::Configuration(_)))
     }
 }
 
