@@ -246,7 +246,7 @@ fn proven(answer: &Answer) -> String {
         match proof.every_cut_gap {
             Some(0.0) => {
                 format!(
-                    "proven over all cuts; without a barrier at its end an iteration saves at most {gap:.1} %"
+                    "over all cuts; without a barrier at its end an iteration saves at most {gap:.1} %"
                 )
             }
             Some(cuts) => {
