@@ -155,9 +155,10 @@ fn no_placement_beats_a_plan_by_more_than_its_gap_over_every_cut() {
         let cache = CostCache::new(&model, &cluster, gpus);
         let mut combinations = brute::combinations(&all);
         combinations.retain(|d| d.vpp > 1 && !d.post_validation);
-        for _ in 0..8 {
-            let d = combinations[random.whole(0, combinations.len() - 1)].clone();
-            let Ok(case) = Configuration::new(&cache, d) else { continue };
+        let case = |d| Configuration::new(&cache, d).ok();
+        let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
+        promising.sort_by(|a, b| a.mean_load_s().total_cmp(&b.mean_load_s()));
+        for case in promising.into_iter().take(40) {
             let Some(best_s) = brute_s(&case) else { continue };
             let best_s = case.with_overheads_s(best_s);
             let least_s = plan_s * (1.0 - gap) * (1.0 - 1e-6);

@@ -122,10 +122,10 @@ impl Configuration<'_> {
         let mut starts = vec![false; layers + 1];
         starts[0] = true;
         let mut open: Vec<OpenRanges> = vec![];
-        for stage in 0..stages {
+        for (stage, least_s) in least_s.iter().enumerate() {
             let more_s =
                 self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
-            let limits_s = (least_s[stage] + more_s, looped_s);
+            let limits_s = (least_s + more_s, looped_s);
             let (ranges, ends) = self.ranges_from(stage, &starts, limits_s);
             open.push(ranges);
             starts = ends;
@@ -183,9 +183,9 @@ impl Configuration<'_> {
                     known.push(cost.clone());
                 }
                 ranges.push(((start, end), cost));
-                ends[end] = true;
             }
         }
+        ranges.iter().for_each(|((_, end), _)| ends[*end] = true);
         (ranges, ends)
     }
 
