@@ -3,6 +3,9 @@
 //! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the
 //! last pipeline rank reaches the global barrier; `step_s ≥ 0`, the longest step after it.
 //!
+//! Where ranks have several stages of layers of one kind, each rank's number of layers is a
+//! variable, too.
+//!
 //! Minimise `barrier_s + step_s` subject to
 //! - *one column*: `Σ_c y[q,c] = 1` for every stage;
 //! - *contiguity*: layers end to end. Where columns depend only on their number of layers,

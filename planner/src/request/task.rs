@@ -81,8 +81,8 @@ impl<'a> Task<'a> {
 /// x86-64, 3 GHz).
 pub const SOLVER_WORK: u64 = 30_000_000;
 
-/// Work limit of the programs over every cut with `--prove`, in the same units: a few minutes of one
-/// core at most.
+/// Work limit of the programs over every cut with `--prove`, in the same units: a few minutes of
+/// one core at most.
 pub const EVERY_CUT_WORK: u64 = 100_000_000;
 
 /// Largest number of combinations that are priced one by one.

@@ -145,8 +145,8 @@ impl Configuration<'_> {
         open.iter().all(|ranges| !ranges.is_empty()).then_some(open)
     }
 
-    /// Breadth-first loops run all micro-batches of a stage before one of them goes on, forwards and
-    /// backwards: what a stage's passes of one micro-batch may take so that the path of one and
+    /// Breadth-first loops run all micro-batches of a stage before one of them goes on, forwards
+    /// and backwards: what a stage's passes of one micro-batch may take so that the path of one and
     /// that stage's other passes take less than `cutoff_s`. Infinite for other schedules.
     fn looped_limit_s(&self, cutoff_s: f64) -> f64 {
         let m = self.micro_batches();

@@ -39,8 +39,8 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
 }
 
 /// The same with words that may contain blanks. A search that says nothing of time goes on to its
-/// end: how far it gets in a second depends on what else the machine does. `--prove` would go on over
-/// every cut.
+/// end: how far it gets in a second depends on what else the machine does. `--prove` would go on
+/// over every cut.
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
     let mut words: Vec<OsString> = words.into_iter().collect();
     let has = |name: &str| words.iter().any(|word| word.to_string_lossy().starts_with(name));

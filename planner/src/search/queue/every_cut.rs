@@ -9,8 +9,8 @@ use super::{Progress, Run};
 use crate::request::Task;
 use std::sync::Arc;
 
-/// Fractions (1/n) of the work for all: what the first programs of a configuration take at most, and
-/// what those of the plan's own configuration do.
+/// Fractions (1/n) of the work for all: what the first programs of a configuration take at most,
+/// and what those of the plan's own configuration do.
 const FIRST_SHARE: u64 = 1 << 10;
 const OWN_SHARE: u64 = 4;
 /// Chains kept per pipeline.
