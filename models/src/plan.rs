@@ -327,6 +327,11 @@ pub struct Proof {
     /// covers a family of cuts.
     #[serde(default)]
     pub family: bool,
+    /// The same gap over every cut, every mix of recomputation and vocabulary passes in every
+    /// schedule, but only over iterations with a barrier at their end. `None` where integer
+    /// programs did not look into them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_cut_gap: Option<f64>,
 }
 
 impl Proof {
@@ -334,7 +339,7 @@ impl Proof {
     #[must_use]
     pub fn rounded(&self) -> Self {
         let (gap, searched_gap) = (significant(self.gap), significant(self.searched_gap));
-        Self { gap, searched_gap, ..*self }
+        Self { gap, searched_gap, every_cut_gap: self.every_cut_gap.map(significant), ..*self }
     }
 }
 

@@ -133,6 +133,7 @@ impl<'a> Maker<'a> {
             layers: self.layers.len(),
             columns,
             budget_bytes: vec![0.0; self.pipeline.ranks],
+            host_budget_bytes: f64::INFINITY,
             pipeline: self.pipeline,
         };
         problem.budget_bytes = budgets(self.random, &problem);
@@ -200,6 +201,7 @@ impl<'a> Maker<'a> {
             step_s: self.step_s * (states + extra_s),
             in_flight_bytes: sum(|layer| layer.in_flight_bytes) * kept,
             state_bytes: states + extra_s,
+            host_bytes: 0.0,
         }
     }
 }

@@ -181,7 +181,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
     /// Go on until nothing can be faster, or integer programs have done all the work they are
-    /// allowed; Ctrl-C prints the best so far
+    /// allowed, those over every cut of the layers included (minutes for large requests); Ctrl-C
+    /// prints the best so far
     #[arg(long, conflicts_with = "time_limit")]
     pub prove: bool,
 }

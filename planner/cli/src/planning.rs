@@ -26,6 +26,7 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
+use planner::request::task::EVERY_CUT_WORK;
 use planner::search::{Effort, Empty, search_wide};
 use planner::until::Until;
 use std::path::Path;
@@ -58,6 +59,9 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let default_s = if known.is_some() { AGAIN_S } else { ANSWER_S };
     request.deadline = deadline(args.limit, default_s)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
+    if args.limit.prove {
+        request.every_cut_work = EVERY_CUT_WORK;
+    }
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
     let share = if by_time && (args.top > 0 || request.runnable) { FIRST } else { 1.0 };
@@ -229,7 +233,8 @@ fn best(request: &Request) -> Result<Answer, Empty> {
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
 /// offloading.
 fn fastest(request: &Request) -> Result<Answer, Empty> {
-    let found = answer(request, &request.task())?;
+    let every_cut_work = request.every_cut_work;
+    let found = answer(request, &Task { every_cut_work, ..request.task() })?;
     if found.feasible {
         return Ok(found);
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 fn an_explanation_begins_before_it_has_searched() {
     let file = std::env::temp_dir().join(format!("explained-{}.yaml", std::process::id()));
     let program = || Command::new(env!("CARGO_BIN_EXE_plan"));
-    let words = ["--model", "llama70b", "--gpus", "16384", "--prove", "-o"];
+    let words = ["--model", "llama70b", "--gpus", "16384", "--time-limit", "1000", "-o"];
     assert!(program().args(words).arg(&file).stdout(Stdio::null()).status().unwrap().success());
     let mut explaining =
         program().args(["explain", "--prove"]).arg(&file).stdout(Stdio::piped()).spawn().unwrap();

@@ -119,8 +119,10 @@ impl Answer {
         }
         let faster = self.alternatives.remove(0);
         let gap = |gap: f64| (1.0 - own_s * (1.0 - gap) / faster.iteration_s).max(0.0);
+        let every_cut_gap = self.proof.every_cut_gap.map(gap);
         let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
-        let proof = Proof { gap, searched_gap, proven_optimal: gap == 0.0, ..self.proof };
+        let proven_optimal = gap == 0.0;
+        let proof = Proof { gap, searched_gap, every_cut_gap, proven_optimal, ..self.proof };
         let outcome = Outcome { best: Some(faster.found), proof, effort: self.effort };
         let Some(better) = Self::new(request, outcome) else { return self };
         let mut alternatives = self.alternatives;
@@ -229,6 +231,7 @@ fn search_json(proof: &Proof, effort: Effort) -> Value {
         "gap": proof.gap,
         "searched_gap": proof.searched_gap,
         "family": proof.family,
+        "every_cut_gap": proof.every_cut_gap,
     })
 }
 

@@ -5,6 +5,7 @@
 //! a first bound does not prune (docs/decisions/033-proofs-by-searching-below.md).
 
 use crate::answer::recheck::{in_memory_of, in_own_memory};
+use crate::request::task::EVERY_CUT_WORK;
 use crate::request::{Request, Task};
 use crate::search::{Outcome, Progress, search, wide_restrictions};
 use models::check::Violation;
@@ -85,5 +86,34 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
             valid: format!("at least {gap:.6}, which is what the bounds over all cuts give"),
         });
     }
-    Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) }
+    let every_cut = proof.every_cut_gap.and_then(|gap| {
+        let task = Task { cutoff_s: least_s(gap), ..task };
+        refuted_over_every_cut(&task, plan_s, gap, progress)
+    });
+    every_cut.unwrap_or(Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) })
+}
+
+/// Searches every cut below the task's cut-off, where the proof says that nothing is; `None` where
+/// that is so.
+fn refuted_over_every_cut(
+    task: &Task<'_>,
+    plan_s: f64,
+    gap: f64,
+    progress: Progress<'_>,
+) -> Option<Verdict> {
+    // The plan was made with as much for programs that prove less.
+    let outcome = search(&Task { every_cut_work: 2 * EVERY_CUT_WORK, ..task.clone() }, progress);
+    if let Some(faster) = outcome.best {
+        let faster_s = faster.priced.iteration_s;
+        return Some(Verdict::Wrong(Violation {
+            field: "proof.every_cut_gap".to_owned(),
+            found: gap.to_string(),
+            valid: format!(
+                "at least {:.6}, as a plan of {faster_s:.6} s exists",
+                1.0 - faster_s / plan_s
+            ),
+        }));
+    }
+    let open = outcome.proof.every_cut_gap.filter(|open| *open > KEPT)?;
+    Some(Verdict::Stopped { iteration_s: task.cutoff_s * (1.0 - open) })
 }

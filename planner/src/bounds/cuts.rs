@@ -170,7 +170,7 @@ impl<'a> PartitionBound<'a> {
         let tail_s = self.own_tail_s(start, end);
         let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared_s: 0.0, vocab_s: self.spec.passes_s() };
+        let own = OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.spec.passes_s() };
         let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
         let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;

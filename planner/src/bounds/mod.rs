@@ -11,4 +11,5 @@ pub mod closed;
 pub mod cuts;
 pub mod recompute_knapsack;
 pub mod states;
+pub mod whole_layers;
 pub mod workload;

@@ -263,7 +263,7 @@ fn join_split(
 ) -> Label {
     let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
-    let own = OwnSeconds { chunks: &seconds, shared_s: 0.0, vocab_s: problem.vocab.passes_s };
+    let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.passes_s };
     let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
     let milestones = &problem.pipeline.milestones[stage];
     let behind_s = milestones.ends(&own, &ArrivalTimes::default());

@@ -3,13 +3,16 @@
 //! Variables: `y[q,c] ∈ {0,1}`, stage `q` is filled by its column `c`; `barrier_s ≥ 0`, when the
 //! last pipeline rank reaches the global barrier; `step_s ≥ 0`, the longest step after it.
 //!
+//! Where ranks have several stages of layers of one kind, each rank's number of layers is a
+//! variable, too.
+//!
 //! Minimise `barrier_s + step_s` subject to
 //! - *one column*: `Σ_c y[q,c] = 1` for every stage;
 //! - *contiguity*: layers end to end. Where columns depend only on their number of layers,
 //!   `Σ_q Σ_c layers(c)·y[q,c] = L`; else, for every stage boundary and layer, as many columns of
 //!   the stage end there as columns of the next stage start there;
 //! - *memory*: for every rank and every combination of micro-batches in flight,
-//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`;
+//!   `Σ (state(c) + in_flight·activation(c))·y ≤ budget`; and the same for host memory;
 //! - *rank load*: `barrier_s ≥ m·load_i + tail_i` for every rank `i`;
 //! - *closed form* (1F1B): the rows of [`super::dynamic_program`], with their two waits as
 //!   variables;
@@ -116,7 +119,7 @@ fn run(
         if left == 0 || limits.until.is_over() {
             break;
         }
-        let Some(program) = Program::build(problem, &paths, bar_s) else {
+        let Some(program) = Program::build(problem, &paths, bar_s, Values::Whole) else {
             report.proven = true;
             report.bound_s = bar_s;
             break;
@@ -178,8 +181,26 @@ struct Solved {
     work: u64,
 }
 
+/// Whether columns may be chosen in part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    Whole,
+    Parts,
+}
+
+/// The optimum of a program in which columns may be chosen in part.
+pub(super) struct Relaxed {
+    /// By stage, columns with their shares.
+    pub shares: Vec<Vec<(usize, f64)>>,
+    /// The objective, s.
+    pub bound_s: f64,
+}
+
+/// An iteration of a linear program alone takes so many times less than one in branch and bound.
+const ALONE: u64 = 8;
+
 /// A program with the map from its variables to columns.
-struct Program {
+pub(super) struct Program {
     model: HighsProblem,
     /// By stage, columns with their variables, which come first in the program, stage after stage.
     chosen: Vec<Vec<(usize, Variable)>>,
@@ -196,18 +217,27 @@ struct Writer<'a> {
     barrier: Variable,
     step: Variable,
     waits: Vec<(Variable, Variable)>,
+    /// Layers of each rank, where ranks have several stages and layers are of one kind.
+    counts: Vec<Variable>,
     scale: f64,
 }
 
 impl Program {
     /// `None` where no column of some stage could lie below the cut-off.
-    fn build(problem: &Problem, paths: &[CriticalPath], bar_s: f64) -> Option<Self> {
+    pub(super) fn build(
+        problem: &Problem,
+        paths: &[CriticalPath],
+        bar_s: f64,
+        values: Values,
+    ) -> Option<Self> {
+        let whole = values == Values::Whole;
+        let choice = || if whole { variable().binary() } else { variable().min(0.0).max(1.0) };
         let mut vars = variables!();
         let mut chosen = vec![];
         for stage in 0..problem.stages() {
             let kept: Vec<(usize, Variable)> = (0..problem.columns[stage].len())
                 .filter(|&column| could_beat(problem, stage, column, bar_s))
-                .map(|column| (column, vars.add(variable().binary())))
+                .map(|column| (column, vars.add(choice())))
                 .collect();
             if kept.is_empty() {
                 return None;
@@ -221,9 +251,15 @@ impl Program {
         let waits = (0..waiting)
             .map(|_| (vars.add(variable().min(0.0)), vars.add(variable().min(0.0))))
             .collect();
+        // Branching on a rank's number of layers settles more than branching on a column.
+        let counted = whole && problem.is_uniform() && problem.stages() > problem.pipeline.ranks;
+        let most = problem.layers as f64;
+        let counts = (0..if counted { problem.pipeline.ranks } else { 0 })
+            .map(|_| vars.add(variable().integer().min(0.0).max(most)))
+            .collect();
         // Times are scaled so that the solver's absolute tolerances are relative ones.
         let scale = 1000.0 / if bar_s.is_finite() { bar_s } else { 1.0 };
-        let writer = Writer { problem, chosen, barrier, step, waits, scale };
+        let writer = Writer { problem, chosen, barrier, step, waits, counts, scale };
         let objective: Expression = Expression::from(barrier) + step;
         let model = vars.minimise(objective).using(highs);
         let model = writer.rows(model, paths, bar_s);
@@ -231,6 +267,34 @@ impl Program {
         let rows = paths.len() + problem.stages() * 2 + problem.pipeline.ranks * 2;
         let (size, presolve) = ((columns + rows) as u64, presolve(problem));
         Some(Self { model, chosen: writer.chosen, size, scale, presolve })
+    }
+
+    /// Solves a program in which columns may be chosen in part: its work, and the optimum, `None`
+    /// where nothing lies below the cut-off; no optimum where that is not known.
+    pub(super) fn relaxed(self, until: Until<'_>) -> (u64, Option<Option<Relaxed>>) {
+        let Ok(mut model) = self.model.try_into_inner() else { return (1, None) };
+        model.set_option("threads", 1);
+        model.set_option("primal_feasibility_tolerance", 1e-9);
+        if let Some(left) = until.left() {
+            model.set_option("time_limit", left.as_secs_f64());
+        }
+        let Ok(solved) = model.try_solve() else { return (1, None) };
+        let work = self.size * solved.simplex_iteration_count().max(1) as u64 / ALONE;
+        match solved.status() {
+            HighsModelStatus::Infeasible => return (work, Some(None)),
+            HighsModelStatus::Optimal => {}
+            _ => return (work, None),
+        }
+        let solution = solved.get_solution();
+        let mut values = solution.columns();
+        let shares = |stage: &Vec<(usize, Variable)>| {
+            let (own, rest) = values.split_at(stage.len());
+            values = rest;
+            stage.iter().zip(own).map(|((column, _), &share)| (*column, share)).collect()
+        };
+        let shares = self.chosen.iter().map(shares).collect();
+        let bound_s = solved.objective_value() / self.scale;
+        (work, Some(Some(Relaxed { shares, bound_s })))
     }
 
     /// Solves the program with at most this much work, counted as in [`Limits::work`].
@@ -306,6 +370,7 @@ impl Writer<'_> {
         }
         self.contiguity(&mut model);
         self.memory(&mut model);
+        self.host_memory(&mut model);
         self.rank_loads(&mut model);
         if self.problem.pipeline.one_f_one_b {
             self.closed_form(&mut model);
@@ -336,6 +401,12 @@ impl Writer<'_> {
 
     fn contiguity(&self, model: &mut HighsProblem) {
         let stages = self.problem.stages();
+        for (rank, &count) in self.counts.iter().enumerate() {
+            let own = self.problem.pipeline.stages_on(rank);
+            let layers: Expression =
+                own.map(|(stage, _)| self.sum(stage, |c| c.layers() as f64)).sum();
+            model.add_constraint(constraint!(layers == count));
+        }
         if self.problem.is_uniform() {
             let layers: Expression =
                 (0..stages).map(|stage| self.sum(stage, |c| c.layers() as f64)).sum();
@@ -373,6 +444,21 @@ impl Writer<'_> {
                     .sum();
                 model.add_constraint(constraint!(used <= 1));
             }
+        }
+    }
+
+    fn host_memory(&self, model: &mut HighsProblem) {
+        let (problem, pipeline) = (self.problem, &self.problem.pipeline);
+        let budget = problem.host_budget_bytes;
+        let is_used = |column: &super::Column| column.host_bytes > 0.0;
+        if budget.is_infinite() || !problem.columns.iter().flatten().any(is_used) {
+            return;
+        }
+        for rank in 0..pipeline.ranks {
+            let stages = pipeline.stages_on(rank);
+            let used: Expression =
+                stages.map(|(stage, _)| self.sum(stage, |c| c.host_bytes / budget)).sum();
+            model.add_constraint(constraint!(used <= 1));
         }
     }
 

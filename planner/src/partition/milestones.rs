@@ -69,8 +69,8 @@ pub struct EndTimes {
 pub struct OwnSeconds<'a> {
     /// Forward, backward to inputs and weight gradients, by chunk.
     pub chunks: &'a [PassCounts],
-    /// Time that the backwards of a micro-batch take on top, whichever chunk spends it.
-    pub shared_s: f64,
+    /// Time that the passes of a micro-batch take on top, whichever chunk spends it.
+    pub shared: PassCounts,
     /// All vocabulary passes of a micro-batch.
     pub vocab_s: f64,
 }
@@ -246,14 +246,14 @@ impl OrderMilestones {
 
     /// Lower bound on the seconds of the rank's passes between two milestones.
     fn work_s(&self, own: &OwnSeconds<'_>, from: At, to: At) -> f64 {
-        let (mut sum_s, mut fewest) = (0.0, f64::INFINITY);
+        let (mut sum_s, mut fewest) = (0.0, [f64::INFINITY; 3]);
         for (milestones, seconds) in self.chunks.iter().zip(own.chunks) {
             let done = difference(self.counts(milestones, to), self.counts(milestones, from));
             sum_s += done[0] * seconds[0] + done[1] * seconds[1] + done[2] * seconds[2];
-            fewest = fewest.min(done[1]);
+            fewest.iter_mut().zip(done).for_each(|(least, count)| *least = least.min(count));
         }
-        if own.shared_s > 0.0 {
-            sum_s += fewest * own.shared_s;
+        for (least, shared_s) in fewest.into_iter().zip(own.shared) {
+            sum_s += if shared_s > 0.0 { least * shared_s } else { 0.0 };
         }
         if own.vocab_s > 0.0 {
             sum_s += self.sets_between(from, to) * own.vocab_s;
@@ -287,7 +287,8 @@ mod tests {
                     let (any, own) =
                         (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, rank));
                     let chunks = seconds(compared, v);
-                    let own_s = OwnSeconds { chunks: &chunks, shared_s: 0.3, vocab_s: 0.0 };
+                    let own_s =
+                        OwnSeconds { chunks: &chunks, shared: [0.2, 0.3, 0.1], vocab_s: 0.0 };
                     let way_s = [2.0, 20.0][compared % 2];
                     let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
                     let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));

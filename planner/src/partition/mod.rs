@@ -9,6 +9,7 @@ pub mod bidirectional;
 pub mod dynamic_program;
 pub mod ilp;
 pub mod milestones;
+pub mod relaxation;
 
 pub use dynamic_program::VocabWay;
 pub use milestones::OrderMilestones;
@@ -42,6 +43,8 @@ pub struct Column {
     pub in_flight_bytes: f64,
     /// Bytes held during the whole iteration.
     pub state_bytes: f64,
+    /// Bytes of host memory.
+    pub host_bytes: f64,
 }
 
 impl Column {
@@ -169,6 +172,9 @@ pub struct Problem {
     pub columns: Vec<Vec<Column>>,
     /// Bytes each pipeline rank has for states and activations.
     pub budget_bytes: Vec<f64>,
+    /// Bytes of host memory that each pipeline rank has; infinite where columns fit whatever the
+    /// choice.
+    pub host_budget_bytes: f64,
 }
 
 /// A choice of one column for every stage, by index.
@@ -283,10 +289,24 @@ impl Problem {
         states.iter().zip(&activations).map(|(state, vectors)| state + peak(vectors)).collect()
     }
 
+    /// Bytes of host memory that each rank needs under a choice.
+    fn host_bytes(&self, choice: &[usize]) -> Vec<f64> {
+        let mut host = vec![0.0; self.pipeline.ranks];
+        for (stage, column) in self.chosen(choice) {
+            for (rank, _) in self.pipeline.holders(stage) {
+                host[rank] += column.host_bytes;
+            }
+        }
+        host
+    }
+
     /// Whether every rank's memory suffices.
     pub fn fits(&self, choice: &[usize]) -> bool {
         let used = self.memory_bytes(choice);
-        used.iter().zip(&self.budget_bytes).all(|(used, budget)| used <= budget)
+        let on_devices = || used.iter().zip(&self.budget_bytes).all(|(used, most)| used <= most);
+        let most = self.host_budget_bytes;
+        let on_hosts = || most.is_infinite() || self.host_bytes(choice).iter().all(|b| *b <= most);
+        on_devices() && on_hosts()
     }
 
     /// Most micro-batches of a stage in flight on one rank.

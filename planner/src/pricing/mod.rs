@@ -427,6 +427,7 @@ impl<'a> Configuration<'a> {
             state_bytes: self.state.memory(cost.params).device_bytes()
                 + cost.workspace_bytes
                 + self.recompute_workspace_bytes(&recompute.recompute),
+            host_bytes: 0.0,
         }
     }
 
@@ -452,6 +453,7 @@ impl<'a> Configuration<'a> {
             layers: self.cache.layers.len(),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.ranks()],
+            host_budget_bytes: f64::INFINITY,
         }
     }
 
@@ -567,7 +569,7 @@ impl<'a> Configuration<'a> {
     }
 
     /// Whether a column fits if the rank's other chunks are empty.
-    fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
+    pub(crate) fn fits_alone(&self, stage: usize, column: &Column, budget: f64) -> bool {
         column.state_bytes + self.most_in_flight(stage) * column.in_flight_bytes <= budget
     }
 

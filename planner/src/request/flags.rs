@@ -59,6 +59,7 @@ impl Request {
         let request = Self {
             stop: Arc::default(),
             deadline: None,
+            every_cut_work: 0,
             processors: Arc::default(),
             objective: Objective::Time,
             model: with_imbalance(
@@ -157,6 +158,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
+        every_cut_work: 0,
         processors: Arc::default(),
         objective: inputs.objective,
         model,

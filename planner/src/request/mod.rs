@@ -44,6 +44,8 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
     /// When its searches have to answer; `None` where they go on to a proof.
     pub deadline: Option<Instant>,
+    /// [`Task::every_cut_work`] of the search for its plan alone.
+    pub every_cut_work: u64,
     /// What the threads of its searches got of the processors.
     pub processors: Arc<Processors>,
     /// What its plan makes least.

@@ -26,6 +26,9 @@ pub struct Task<'a> {
     /// Work limit of all integer programs together, in units of
     /// [`ilp::Limits::work`](crate::partition::ilp::Limits::work).
     pub solver_work: u64,
+    /// Work of the integer programs over every cut where only listed cuts were tried; 0 to leave
+    /// that out.
+    pub every_cut_work: u64,
     /// When to end with the best plan so far.
     pub until: Until<'a>,
     /// Search nodes to expand at most. The same number gives the same plan and bound, whatever
@@ -50,6 +53,7 @@ impl<'a> Task<'a> {
             cutoff_s: f64::INFINITY,
             any: false,
             solver_work: SOLVER_WORK,
+            every_cut_work: 0,
             until: Until::default(),
             most_expansions: u64::MAX,
         }
@@ -76,6 +80,10 @@ impl<'a> Task<'a> {
 /// `llama8b` on 16,384 GPUs of `selene` with tp 4 and pp 16 do 1.5 million a second (2026-11-23,
 /// x86-64, 3 GHz).
 pub const SOLVER_WORK: u64 = 30_000_000;
+
+/// Work limit of the programs over every cut with `--prove`, in the same units: a few minutes of
+/// one core at most.
+pub const EVERY_CUT_WORK: u64 = 100_000_000;
 
 /// Largest number of combinations that are priced one by one.
 pub const MOST_ONE_BY_ONE: u64 = 4096;

@@ -17,10 +17,24 @@ use crate::request::restrictions::{Choice, Restrictions};
 use models::schedule::ScheduleName;
 use std::sync::Arc;
 
+/// What is bounded of the configurations that the search leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeftOut {
+    /// All of them.
+    All,
+    /// Iterations without a barrier alone.
+    WithoutBarrier,
+}
+
 /// Lower bound on the configurations that the search leaves out, with overheads, s; infinite where
 /// it is no less than `best_s`. `contexts` are all contexts with their bounds, with overheads, s.
-pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64) -> f64 {
-    let apart = !task.restrictions.schedule.is_restricted();
+pub(super) fn least_s(
+    task: &Task<'_>,
+    contexts: &[(f64, &Context)],
+    best_s: f64,
+    what: LeftOut,
+) -> f64 {
+    let apart = is_apart(task);
     let restrictions = offered(task.restrictions);
     let task = Task { restrictions: &restrictions, ..task.clone() };
     let mut worker = Worker::new(&task, Arc::new(Pipelines::default()));
@@ -36,14 +50,22 @@ pub(super) fn least_s(task: &Task<'_>, contexts: &[(f64, &Context)], best_s: f64
             break;
         }
         for parallel in worker.layouts_below(&context.node(bound_s), least_s) {
-            least_s = least_s.min(worker.left_open_s(&parallel, least_s, apart));
+            least_s = least_s.min(match what {
+                LeftOut::All => worker.left_open_s(&parallel, least_s, apart),
+                LeftOut::WithoutBarrier => worker.barrier_free_s(&parallel, least_s),
+            });
         }
     }
     if least_s < best_s { least_s } else { f64::INFINITY }
 }
 
+/// Whether vocabulary passes are searched with 1F1B alone.
+pub(super) fn is_apart(task: &Task<'_>) -> bool {
+    !task.restrictions.schedule.is_restricted()
+}
+
 /// `asked` with vocabulary passes in every schedule that can host them.
-fn offered(asked: &Restrictions) -> Restrictions {
+pub(super) fn offered(asked: &Restrictions) -> Restrictions {
     let all = Choice::of(&ScheduleName::ALL);
     let schedule = if asked.schedule.is_restricted() { asked.schedule.clone() } else { all };
     Restrictions { schedule, ..asked.clone() }

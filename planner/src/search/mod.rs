@@ -17,6 +17,7 @@
 //! - `gpipe` and `naive` are no faster than `1f1b` and hold no fewer micro-batches: without
 //!   transfer latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, GPipe's time.
 
+pub mod every_cut;
 mod exhaustive;
 mod expand;
 mod left_open;
@@ -153,6 +154,9 @@ impl Outcome {
             let least_s = bounds_s.map(|(proof, best_s)| best_s * (1.0 - of(proof)));
             (1.0 - least_s[0].min(least_s[1]) / best_s).max(0.0)
         };
+        let every_cut = |proof: &Proof| proof.every_cut_gap.unwrap_or(proof.gap);
+        let looked = self.proof.every_cut_gap.and(wide.proof.every_cut_gap);
+        let every_cut_gap = looked.map(|_| gap(every_cut));
         let (gap, searched_gap) = (gap(|proof| proof.gap), gap(|proof| proof.searched_gap));
         let (one, other) = (&self.proof, &wide.proof);
         let proof = Proof {
@@ -166,6 +170,7 @@ impl Outcome {
             gap,
             searched_gap,
             family: one.family || other.family,
+            every_cut_gap,
         };
         let elapsed_s = self.effort.elapsed_s + wide.effort.elapsed_s;
         let effort = Effort { elapsed_s, ..self.effort };

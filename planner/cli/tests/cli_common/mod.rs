@@ -39,14 +39,15 @@ pub fn plan_with(words: &str, input: &[u8]) -> Run {
 }
 
 /// The same with words that may contain blanks. A search that says nothing of time goes on to its
-/// proof: how far it gets in a second depends on what else the machine does.
+/// end: how far it gets in a second depends on what else the machine does. `--prove` would go on
+/// over every cut.
 pub fn run_plan(words: impl IntoIterator<Item = OsString>, input: &[u8]) -> Run {
     let mut words: Vec<OsString> = words.into_iter().collect();
     let has = |name: &str| words.iter().any(|word| word.to_string_lossy().starts_with(name));
     let asked = has("--model") || has("--from");
     let searches = has("explain") || (asked && !has("generate") && !has("validate"));
     if searches && !has("--time-limit") && !has("--prove") && !has("--help") {
-        words.push("--prove".into());
+        words.extend(["--time-limit", "1000000"].map(OsString::from));
     }
     let mut child = Command::new(env!("CARGO_BIN_EXE_plan"))
         .args(words)

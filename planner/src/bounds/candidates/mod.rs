@@ -9,7 +9,7 @@
 
 mod bidirectional;
 mod listed_cuts;
-mod path_seconds;
+pub(super) mod path_seconds;
 
 pub use listed_cuts::{ListedCuts, ListedCutsKey, Shapes};
 
@@ -361,7 +361,8 @@ impl ListedBound<'_> {
             let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
             chunks.clear();
             chunks.extend((0..spec.chunks).map(|chunk| path.seconds[stage_of(chunk)]));
-            let own = OwnSeconds { chunks: &chunks, shared_s, vocab_s: spec.passes_s() };
+            let shared = [0.0, shared_s, 0.0];
+            let own = OwnSeconds { chunks: &chunks, shared, vocab_s: spec.passes_s() };
             let around = ArrivalTimes {
                 arrive_s: path.down_s[rank],
                 ready_s: path.round_trip_s(0, stage_of(milestones.first_chunk)),

@@ -8,7 +8,7 @@ use models::schedule::StageLayout;
 
 /// Seconds of one micro-batch by stage, with the vocabulary layers and blocking transfers of the
 /// stage, and their sums along the pipeline.
-pub(super) struct PathSeconds {
+pub(in crate::bounds) struct PathSeconds {
     /// Forward, backward (to inputs alone where it is split), and separate weight gradients.
     pub seconds: Vec<PassCounts>,
     /// By stage, the forwards of the stages before it with the links between, s.

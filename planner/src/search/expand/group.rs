@@ -39,8 +39,8 @@ impl Group {
 
 /// A parallel layout with its bound, with overheads, s.
 pub(in crate::search) struct BoundedLayout {
-    bound_s: f64,
-    decisions: Decisions,
+    pub(super) bound_s: f64,
+    pub(super) decisions: Decisions,
 }
 
 impl Worker<'_> {
@@ -76,24 +76,30 @@ impl Worker<'_> {
         if parallel.bound_s >= limit_s {
             return f64::INFINITY;
         }
-        let layers = self.cache.layers.len();
-        let without_barrier = self.task.restrictions.post_validation.allows(true);
-        self.with_layout(&parallel.decisions, |own, view| {
-            let pipelines = own.pipeline_choices(&view.choices, &parallel.decisions);
-            let all = pipelines.into_iter().map(|pipeline| pipeline.of(&parallel.decisions));
-            let of = |d: Decisions| {
-                let passes = d.vocab.over_pipeline();
-                let apart = passes && offered_apart && d.schedule != ScheduleName::OneFOneB;
-                let mut least_s = f64::INFINITY;
-                if apart || !is_complete(&d, layers) {
-                    least_s = own.any_cut_s(view, &d);
-                }
-                if without_barrier && !passes && d.schedule.splits_backward() {
-                    least_s = least_s.min(own.without_barrier_s(view, &d, limit_s));
-                }
-                least_s
-            };
-            all.map(of).fold(f64::INFINITY, f64::min).max(parallel.bound_s)
+        let (layers, decisions) = (self.cache.layers.len(), &parallel.decisions);
+        let cuts_s = self.with_layout(decisions, |own, view| {
+            let pipelines = own.pipeline_choices(&view.choices, decisions);
+            let all = pipelines.into_iter().map(|pipeline| pipeline.of(decisions));
+            let open = all.filter(|d| is_left_open(d, layers, offered_apart));
+            open.map(|d| own.any_cut_s(view, &d)).fold(f64::INFINITY, f64::min)
+        });
+        cuts_s.max(parallel.bound_s).min(self.barrier_free_s(parallel, limit_s))
+    }
+
+    /// The least bound over the iterations of a layout without a barrier at their end, with
+    /// overheads, s; infinite where it is `limit_s` or more.
+    pub fn barrier_free_s(&mut self, parallel: &BoundedLayout, limit_s: f64) -> f64 {
+        let allowed = self.task.restrictions.post_validation.allows(true);
+        if parallel.bound_s >= limit_s || !allowed {
+            return f64::INFINITY;
+        }
+        let decisions = &parallel.decisions;
+        self.with_layout(decisions, |own, view| {
+            let pipelines = own.pipeline_choices(&view.choices, decisions);
+            let all = pipelines.into_iter().map(|pipeline| pipeline.of(decisions));
+            let hosts = |d: &Decisions| !d.vocab.over_pipeline() && d.schedule.splits_backward();
+            let bound_s = |d: Decisions| own.without_barrier_s(view, &d, limit_s);
+            all.filter(hosts).map(bound_s).fold(f64::INFINITY, f64::min).max(parallel.bound_s)
         })
     }
 
@@ -227,6 +233,13 @@ impl Worker<'_> {
         let part = SearchNode { bound_s, stage: Stage::Checked, ..node.clone() };
         Expansion { parts: vec![part], ..Expansion::default() }
     }
+}
+
+/// Whether the search leaves out placements of a pipeline. `offered_apart` says that vocabulary
+/// passes are searched with 1F1B alone.
+pub(in crate::search) fn is_left_open(d: &Decisions, layers: usize, offered_apart: bool) -> bool {
+    let apart = d.vocab.over_pipeline() && d.schedule != ScheduleName::OneFOneB;
+    apart && offered_apart || !is_complete(d, layers)
 }
 
 /// The pipeline with the least bound, the first of equals.

@@ -1,10 +1,12 @@
 //! Expands a search node: bounds its parts, or prices the configurations that are left in it.
 
 mod dive;
-mod group;
+pub(super) mod every_cut;
+pub(super) mod group;
 mod layout;
 mod place;
 
+use every_cut::EveryCutStage;
 use group::Group;
 use layout::{BoundSource, LayoutKey, LayoutView};
 
@@ -71,18 +73,31 @@ impl Context {
 
     /// The search node of this context. A dense model has one parallel layout per context.
     pub fn node(&self, bound_s: f64) -> SearchNode {
-        let splits = Arc::clone(&self.splits);
-        let dense = self.splits[..] == [ExpertSplit::NONE];
+        let part = Self::part(&self.splits, bound_s, &self.decisions);
+        SearchNode { count: self.count(), ..part }
+    }
+
+    /// The search node of a context with these decisions and expert splits, without combinations.
+    fn part(splits: &Arc<[ExpertSplit]>, bound_s: f64, decisions: &Decisions) -> SearchNode {
+        let dense = splits[..] == [ExpertSplit::NONE];
+        let splits = Arc::clone(splits);
         let stage =
             if dense { Stage::ParallelLayout(Group::new(splits)) } else { Stage::Context(splits) };
-        SearchNode { bound_s, decisions: self.decisions.clone(), count: self.count(), stage }
+        SearchNode { bound_s, decisions: decisions.clone(), count: 0, stage }
+    }
+
+    /// The search node of this context as open over every cut; whether vocabulary passes were
+    /// searched with 1F1B alone.
+    pub fn every_cut(&self, bound_s: f64, apart: bool) -> SearchNode {
+        let stage = EveryCutStage::Context { splits: Arc::clone(&self.splits), apart };
+        every_cut::node(bound_s, self.decisions.clone(), stage)
     }
 }
 
 impl SearchNode {
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
-        matches!(self.stage, Stage::Checked)
+        matches!(self.stage, Stage::Checked | Stage::EveryCut(EveryCutStage::Configuration(_)))
     }
 }
 
@@ -104,6 +119,8 @@ pub(super) enum Stage {
     /// One pipeline, bounded with the recomputation that memory makes necessary. Parameter state is
     /// open.
     Checked,
+    /// What is open over every cut after listed cuts were searched.
+    EveryCut(EveryCutStage),
 }
 
 /// A combination whose bound lies below the incumbent after its placement was priced.
@@ -262,6 +279,7 @@ impl<'a> Worker<'a> {
             Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
                 own.expand_states(node, parallel, best_s, paths)
             }),
+            Stage::EveryCut(stage) => self.expand_every_cut(node, stage, (best_s, work), paths),
         }
     }
 

@@ -129,7 +129,7 @@ impl Worker<'_> {
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
     /// passes. Configurations that differ in ZeRO stage, shard group and offloading alone follow
     /// one another and share the first two.
-    fn stated(
+    pub(super) fn stated(
         &mut self,
         d: &Decisions,
         view: &StateView,

@@ -2,8 +2,8 @@
 //! search, and the bound of what the search leaves out.
 
 use super::super::expand::{Candidate, Open, SLACK, Worker};
-use super::super::left_open;
-use super::{CLIMBING, PROVING, Run, WORK_SHARE, remember};
+use super::super::left_open::{self, LeftOut};
+use super::{CLIMBING, PROVING, Progress, Run, WORK_SHARE, remember};
 use crate::partition::ilp;
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::PipelineKey;
@@ -50,7 +50,7 @@ impl Run<'_> {
         let (report, more) =
             ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
         let kept = Arc::make_mut(&mut self.paths).entry(key).or_default();
-        more.into_iter().for_each(|path| remember(kept, path));
+        more.into_iter().for_each(|path| remember(kept, path, self.most_paths));
         self.proof.ilps += report.solves as u64;
         self.ilp_s += report.elapsed_s;
         self.work += report.work;
@@ -107,13 +107,19 @@ impl Run<'_> {
         }
     }
 
-    /// Bounds the configurations that the search leaves out.
-    pub(super) fn bound_left_open(&mut self) {
-        if self.best.is_some() {
-            let contexts: Vec<_> =
-                self.contexts_s.iter().copied().zip(self.contexts.iter()).collect();
-            self.left_open_s = left_open::least_s(self.task, &contexts, self.best_s);
+    /// Bounds the configurations that the search leaves out, after those over other cuts are
+    /// settled as far as was asked for.
+    pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
+        if self.task.every_cut_work > 0 && self.best_s.is_finite() {
+            self.every_cut_s = Some(self.prove_every_cut(threads, progress));
         }
+        if self.best.is_none() {
+            return;
+        }
+        let what = self.every_cut_s.map_or(LeftOut::All, |_| LeftOut::WithoutBarrier);
+        let contexts: Vec<_> = self.contexts_s.iter().copied().zip(self.contexts.iter()).collect();
+        let least_s = left_open::least_s(self.task, &contexts, self.best_s, what);
+        self.left_open_s = self.every_cut_s.unwrap_or(f64::INFINITY).min(least_s);
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod contexts;
 mod dives;
+mod every_cut;
 mod finish;
 mod team;
 
@@ -60,7 +61,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         if !run.is_enough() {
             run.prove_open();
             run.climb(threads);
-            run.bound_left_open();
+            run.bound_left_open(threads, progress);
         }
         run.effort.limited = task.until.deadline.is_some();
         run.effort.elapsed_s = begun.elapsed().as_secs_f64();
@@ -119,10 +120,14 @@ struct Run<'a> {
     best: Option<(Decisions, Placed)>,
     open: Vec<Open>,
     paths: Arc<Paths>,
+    /// Chains kept per pipeline.
+    most_paths: usize,
     /// Least bound of a configuration that an integer program gave up on, with overheads, s.
     open_bound_s: f64,
     /// Lower bound on the configurations that the search leaves out, with overheads, s.
     left_open_s: f64,
+    /// The same over other cuts alone, where integer programs looked into them.
+    every_cut_s: Option<f64>,
     /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
     near: Vec<Candidate>,
     ilp_s: f64,
@@ -148,8 +153,10 @@ impl<'a> Run<'a> {
             best: None,
             open: vec![],
             paths: Arc::default(),
+            most_paths: MAX_PATHS,
             open_bound_s: f64::INFINITY,
             left_open_s: f64::INFINITY,
+            every_cut_s: None,
             near: vec![],
             ilp_s: 0.0,
             work: 0,
@@ -290,7 +297,7 @@ impl<'a> Run<'a> {
         if !expansion.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
             for (key, path) in expansion.paths {
-                remember(known.entry(key).or_default(), path);
+                remember(known.entry(key).or_default(), path, self.most_paths);
             }
         }
         for part in expansion.parts {
@@ -308,6 +315,8 @@ impl<'a> Run<'a> {
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
         self.proof.proven_optimal = self.proof.gap == 0.0;
+        let every_cut_s = self.every_cut_s.map(|s| s.min(self.open_bound_s).min(self.best_s));
+        self.proof.every_cut_gap = every_cut_s.map(gap);
         self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
@@ -323,8 +332,8 @@ impl<'a> Run<'a> {
 /// Chains kept per pipeline.
 const MAX_PATHS: usize = 8;
 
-fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath) {
-    if known.len() < MAX_PATHS && !known.contains(&path) {
+fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath, most: usize) {
+    if known.len() < most && !known.contains(&path) {
         known.push(path);
     }
 }

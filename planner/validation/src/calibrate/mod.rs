@@ -209,6 +209,7 @@ pub fn priced_s(cluster: &ClusterSpec, step: &Step) -> Result<f64, InputError> {
     let request = Request {
         stop: Arc::default(),
         deadline: None,
+        every_cut_work: 0,
         processors: Arc::default(),
         objective: Objective::Time,
         restrictions: restrictions(&settings, false, cluster, &model)?,

@@ -1,0 +1,246 @@
+//! One configuration over every cut and every recompute split, as an integer program.
+//!
+//! With several chunks per pipeline rank the search tries listed cuts ([`super::local_search`],
+//! [`super::partition_candidates`]). Here every contiguous range of layers that a stage may hold is
+//! a column, with every recompute split that no other dominates. Ranges that alone take a rank
+//! beyond the cut-off are left out.
+
+use crate::partition::relaxation::{self, Relaxation};
+use crate::partition::{Choice, Column, Problem, Scratch, ilp};
+use crate::pricing::priced::{Placed, PlacedStage};
+use crate::pricing::{Configuration, StageCost};
+use crate::simulate::CriticalPath;
+use models::schedule::ScheduleName;
+
+/// The result for one configuration.
+#[derive(Clone, Debug, Default)]
+pub struct EveryCut {
+    /// The best placement below the cut-off, with its time before overheads, s.
+    pub best: Option<(Placed, f64)>,
+    /// What the integer programs proved, and what they cost.
+    pub report: ilp::Report,
+    /// Chains of passes found, those given included.
+    pub paths: Vec<CriticalPath>,
+}
+
+/// Layer ranges of a stage, with the stage's cost under each.
+type OpenRanges = Vec<((usize, usize), StageCost)>;
+
+impl Configuration<'_> {
+    /// The best placement below `cutoff_s` over every cut and recompute split. `known` are chains
+    /// of passes of the same order.
+    pub fn best_of_every_cut(
+        &self,
+        known: Vec<CriticalPath>,
+        (cutoff_s, ignore_memory): (f64, bool),
+        limits: ilp::Limits<'_>,
+        scratch: &mut Scratch,
+    ) -> EveryCut {
+        let Some(problem) = self.every_cut(cutoff_s, ignore_memory) else {
+            let report = ilp::Report { proven: true, bound_s: cutoff_s, ..ilp::Report::default() };
+            return EveryCut { best: None, report, paths: known };
+        };
+        let Relaxation { bound_s, nothing_below: proven, paths, work } =
+            relaxation::solve(&problem, known, cutoff_s, limits, scratch);
+        if proven || work >= limits.work {
+            let report = ilp::Report { proven, bound_s, work, ..ilp::Report::default() };
+            return EveryCut { best: None, report, paths };
+        }
+        let left = ilp::Limits { work: limits.work - work, ..limits };
+        let (report, paths) = ilp::solve_with(&problem, paths, cutoff_s, left, scratch);
+        let (work, bound_s) = (report.work + work, report.bound_s.max(bound_s));
+        let report = ilp::Report { work, bound_s, ..report };
+        let best = report.best.as_ref();
+        let best = best.map(|(choice, value_s)| (self.placed_of(&problem, choice), *value_s));
+        EveryCut { best, report, paths }
+    }
+
+    /// The partition problem over every cut and recompute split. Ranges with which a rank's own
+    /// work takes `cutoff_s` or more are left out; `None` where some stage has no other.
+    pub fn every_cut(&self, cutoff_s: f64, ignore_memory: bool) -> Option<Problem> {
+        let ranges = self.open_ranges(cutoff_s)?;
+        let all = |columns: fn(&Self, usize, &OpenRanges) -> Vec<Column>| {
+            let stages = ranges.iter().enumerate();
+            stages.map(|(stage, ranges)| columns(self, stage, ranges)).collect()
+        };
+        let mut problem = self.problem_of(all(Self::fastest_columns));
+        if ignore_memory {
+            problem.budget_bytes.fill(f64::INFINITY);
+        } else {
+            problem.host_budget_bytes = self.cache.cluster.host.memory_bytes;
+            if !every_choice_fits(&problem) {
+                problem.columns = all(Self::split_columns);
+            }
+        }
+        if self.cache.layers.is_uniform() {
+            // Only the number of layers counts.
+            for column in problem.columns.iter_mut().flatten() {
+                (column.start, column.end) = (0, column.end - column.start);
+            }
+        }
+        problem.columns.iter().all(|columns| !columns.is_empty()).then_some(problem)
+    }
+
+    /// A stage's columns with the least recomputation.
+    fn fastest_columns(&self, stage: usize, ranges: &OpenRanges) -> Vec<Column> {
+        let of = |((start, end), cost): &((usize, usize), StageCost)| {
+            let split = self.least_recompute(*start, *end);
+            let host_bytes = self.stage_host_bytes(stage, cost);
+            Column { host_bytes, ..self.column((*start, *end), 0, cost, &split) }
+        };
+        ranges.iter().map(of).collect()
+    }
+
+    /// A stage's columns with every recompute split with which it fits alone.
+    fn split_columns(&self, stage: usize, ranges: &OpenRanges) -> Vec<Column> {
+        let (budget, mut columns) = (self.budget_bytes(), vec![]);
+        for ((start, end), cost) in ranges {
+            let host_bytes = self.stage_host_bytes(stage, cost);
+            for (index, split) in self.recompute_choices(*start, *end).iter().enumerate() {
+                let column = self.column((*start, *end), index, cost, split);
+                if self.fits_alone(stage, &column, budget) {
+                    columns.push(Column { host_bytes, ..column });
+                }
+            }
+        }
+        columns
+    }
+
+    /// Layer ranges by stage that some cut has in which no rank's own passes, reductions and step
+    /// take `cutoff_s`, where its other stages hold as little as they can. Where all layers are of
+    /// one kind, one range for each number of layers.
+    fn open_ranges(&self, cutoff_s: f64) -> Option<Vec<OpenRanges>> {
+        let (layers, stages) = (self.cache.layers.len(), self.stages());
+        let least_s: Vec<f64> = (0..stages).map(|stage| self.least_stage_s(stage)).collect();
+        let mut spare_s = vec![cutoff_s * (1.0 + 1e-9); self.ranks()];
+        for (rank, spare_s) in spare_s.iter_mut().enumerate() {
+            *spare_s -= self.micro_batches() * self.vocab_pass_s();
+            *spare_s -=
+                self.pipeline().stages_on(rank).map(|(stage, _)| least_s[stage]).sum::<f64>();
+        }
+        let looped_s = self.looped_limit_s(cutoff_s);
+        let mut starts = vec![false; layers + 1];
+        starts[0] = true;
+        let mut open: Vec<OpenRanges> = vec![];
+        for (stage, least_s) in least_s.iter().enumerate() {
+            let more_s =
+                self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
+            let limits_s = (least_s + more_s, looped_s);
+            let (ranges, ends) = self.ranges_from(stage, &starts, limits_s);
+            open.push(ranges);
+            starts = ends;
+        }
+        // Backwards: only ranges that the later stages can follow.
+        let mut ends = vec![false; layers + 1];
+        ends[layers] = true;
+        for ranges in open.iter_mut().rev() {
+            ranges.retain(|((_, end), _)| ends[*end]);
+            ends.fill(false);
+            ranges.iter().for_each(|((start, _), _)| ends[*start] = true);
+            if self.cache.layers.is_uniform() {
+                ranges.sort_by_key(|((start, end), _)| end - start);
+                ranges.dedup_by_key(|((start, end), _)| *end - *start);
+            }
+        }
+        open.iter().all(|ranges| !ranges.is_empty()).then_some(open)
+    }
+
+    /// Breadth-first loops run all micro-batches of a stage before one of them goes on, forwards
+    /// and backwards: what a stage's passes of one micro-batch may take so that the path of one and
+    /// that stage's other passes take less than `cutoff_s`. Infinite for other schedules.
+    fn looped_limit_s(&self, cutoff_s: f64) -> f64 {
+        let m = self.micro_batches();
+        if self.decisions.schedule != ScheduleName::LoopedBfs || m < 2.0 {
+            return f64::INFINITY;
+        }
+        let way_s = self.ranks() as f64 * (self.mean_load_s() / m - self.vocab_pass_s());
+        (cutoff_s * (1.0 + 1e-9) - way_s) / (m - 1.0)
+    }
+
+    /// The ranges of a stage that start where the stages before may end, and where they end. Limits
+    /// are on all that the stage does and on its passes of one micro-batch.
+    fn ranges_from(
+        &self,
+        stage: usize,
+        starts: &[bool],
+        (limit_s, pass_limit_s): (f64, f64),
+    ) -> (OpenRanges, Vec<bool>) {
+        let layers = self.cache.layers.len();
+        let (mut ranges, mut ends) = (vec![], vec![false; layers + 1]);
+        let mut known: Vec<StageCost> = vec![];
+        for start in (0..=layers).filter(|&start| starts[start]) {
+            let first = start + self.fewest_layers(stage);
+            for end in first..=layers {
+                let cost = match known.get(end - first) {
+                    Some(cost) => cost.clone(),
+                    None => self.stage(stage, start, end),
+                };
+                let own_s = self.own_s(start..end, &cost);
+                if own_s >= limit_s || cost.load_s() >= pass_limit_s {
+                    break;
+                }
+                if self.cache.layers.is_uniform() && known.len() == end - first {
+                    known.push(cost.clone());
+                }
+                ranges.push(((start, end), cost));
+            }
+        }
+        ranges.iter().for_each(|((_, end), _)| ends[*end] = true);
+        (ranges, ends)
+    }
+
+    /// Fewest layers of a stage: only the stages that hold the vocabulary layers may have none.
+    fn fewest_layers(&self, stage: usize) -> usize {
+        let holds_vocab = stage == 0 || stage + 1 == self.stages();
+        usize::from(!holds_vocab || self.decisions.vocab.over_pipeline() || self.stages() == 1)
+    }
+
+    /// A stage's own passes, reductions and step with the least recomputation, s.
+    fn own_s(&self, range: std::ops::Range<usize>, cost: &StageCost) -> f64 {
+        let again_s = self.least_recompute(range.start, range.end).recompute_s;
+        let runs = self.pipeline().runs();
+        runs * (cost.load_s() + again_s) + cost.tail_s + cost.optimizer_s + cost.gather_s
+    }
+
+    /// The least of [`Self::own_s`] over the ranges of fewest layers.
+    fn least_stage_s(&self, stage: usize) -> f64 {
+        let (layers, fewest) = (&self.cache.layers, self.fewest_layers(stage));
+        let first_of = |kind| (0..layers.len()).find(|&layer| layers.kind_of(layer) == kind);
+        let firsts = (0..layers.kinds.len()).filter_map(first_of);
+        let own_s = |start| {
+            let range = start..start + fewest;
+            self.own_s(range.clone(), &self.stage(stage, range.start, range.end))
+        };
+        firsts.map(own_s).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The placement that a choice of [`Self::every_cut`] stands for.
+    fn placed_of(&self, problem: &Problem, choice: &Choice) -> Placed {
+        let mut start = 0;
+        let stage = |(stage, &index): (usize, &usize)| {
+            let column = &problem.columns[stage][index];
+            let range = (start, start + column.layers());
+            start = range.1;
+            let splits = self.recompute_choices(range.0, range.1);
+            let recompute = splits[column.recompute].recompute.clone();
+            PlacedStage { start: range.0, end: range.1, recompute }
+        };
+        choice.iter().enumerate().map(stage).collect()
+    }
+}
+
+/// Whether every rank's memory suffices whatever columns its stages have.
+fn every_choice_fits(problem: &Problem) -> bool {
+    let pipeline = &problem.pipeline;
+    let fits = |rank: usize| {
+        pipeline.in_flight[rank].iter().all(|counts| {
+            let most = |(stage, chunk): (usize, usize)| {
+                let bytes =
+                    |c: &Column| c.state_bytes + f64::from(counts[chunk]) * c.in_flight_bytes;
+                problem.columns[stage].iter().map(bytes).fold(0.0, f64::max)
+            };
+            pipeline.stages_on(rank).map(most).sum::<f64>() <= problem.budget_bytes[rank]
+        })
+    };
+    (0..pipeline.ranks).all(fits)
+}
