@@ -199,6 +199,10 @@ pub(super) struct Relaxed {
 /// An iteration of a linear program alone takes so many times less than one in branch and bound.
 const ALONE: u64 = 8;
 
+/// Iterations that a linear program may take whatever work is left: a few seconds with the most
+/// columns, so that a user who interrupts does not wait for longer.
+const FEWEST_ITERATIONS: u64 = 2000;
+
 /// A program with the map from its variables to columns.
 pub(super) struct Program {
     model: HighsProblem,
@@ -269,13 +273,16 @@ impl Program {
         Some(Self { model, chosen: writer.chosen, size, scale, presolve })
     }
 
-    /// Solves a program in which columns may be chosen in part: its work, and the optimum, `None`
-    /// where nothing lies below the cut-off; no optimum where that is not known.
-    pub(super) fn relaxed(self, until: Until<'_>) -> (u64, Option<Option<Relaxed>>) {
+    /// Solves a program in which columns may be chosen in part, with about as much work as the
+    /// limits say: its work, and the optimum, `None` where nothing lies below the cut-off; no
+    /// optimum where that is not known.
+    pub(super) fn relaxed(self, limits: Limits<'_>) -> (u64, Option<Option<Relaxed>>) {
         let Ok(mut model) = self.model.try_into_inner() else { return (1, None) };
+        let iterations = (limits.work * ALONE / self.size).max(FEWEST_ITERATIONS);
+        model.set_option("simplex_iteration_limit", i32::try_from(iterations).unwrap_or(i32::MAX));
         model.set_option("threads", 1);
         model.set_option("primal_feasibility_tolerance", 1e-9);
-        if let Some(left) = until.left() {
+        if let Some(left) = limits.until.left() {
             model.set_option("time_limit", left.as_secs_f64());
         }
         let Ok(solved) = model.try_solve() else { return (1, None) };

@@ -41,7 +41,8 @@ pub fn solve(
             break;
         }
         let program = Program::build(problem, &found.paths, cutoff_s, Values::Parts);
-        let solved = program.map_or((1, Some(None)), |program| program.relaxed(limits.until));
+        let left = Limits { work: limits.work - found.work, ..limits };
+        let solved = program.map_or((1, Some(None)), |program| program.relaxed(left));
         found.work += solved.0;
         let relaxed = match solved.1 {
             None => break,
