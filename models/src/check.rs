@@ -342,9 +342,6 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     let valid = "overlapped_1f1b, dualpipe or dualpipe_v: moe_overlap pair needs a schedule with \
                  pairs";
     checks.that(pairs, "decisions.schedule", d.schedule, valid);
-    let wanted = d.schedule != ScheduleName::Overlapped1F1B || d.moe_overlap == MoeOverlap::Pair;
-    let valid = "interleaved_1f1b or 1f1b: overlapped_1f1b is for moe_overlap pair";
-    checks.that(wanted, "decisions.schedule", d.schedule, valid);
     let word =
         |factor: Option<f64>| factor.map_or("absent".to_owned(), |factor| factor.to_string());
     let (found, model) = (d.capacity_factor, moe.capacity_factor);
@@ -379,6 +376,11 @@ fn state(plan: &Plan, checks: &mut Checks) {
 /// The schedule exists for these counts and runs to its end.
 fn schedule(plan: &Plan, checks: &mut Checks) -> Option<Schedule> {
     let d = &plan.decisions;
+    let wanted = d.schedule != ScheduleName::Overlapped1F1B || d.moe_overlap == MoeOverlap::Pair;
+    let valid = "interleaved_1f1b or 1f1b: overlapped_1f1b is for moe_overlap pair";
+    checks.that(wanted, "decisions.schedule", d.schedule, valid);
+    let apart = d.pp > 1 || d.vpp == 1;
+    checks.that(apart, "decisions.vpp", d.vpp, "1: several chunks need pp above 1");
     let hosts = d.schedule.takes_vocab() && d.pp > 1;
     let valid = "first_last, redistribute or tensor; the others need pp above 1 and a schedule with \
                  vocabulary passes, such as 1f1b";

@@ -134,7 +134,8 @@ names! {
         Tutel = "tutel",
         /// Attention and expert block chunked together along the sequence (AMPipe).
         Ampipe = "ampipe",
-        /// Under another micro-batch's pass: a forward and a backward run together (DualPipe).
+        /// Under another micro-batch's pass: a forward and a backward run
+        /// together (overlapped 1F1B, DualPipe).
         Pair = "pair",
     }
 }

@@ -30,7 +30,7 @@ pub fn overlapped_1f1b(
 }
 
 /// Forwards that a pipeline rank runs before its first pair, if there are enough.
-pub(super) fn warm_up(ranks: usize, chunks: usize, rank: usize) -> usize {
+fn warm_up(ranks: usize, chunks: usize, rank: usize) -> usize {
     2 * (ranks - 1 - rank) + (chunks - 1) * ranks + 1
 }
 

@@ -111,6 +111,11 @@ fn whole(text: &str) -> Result<u64, String> {
     })
 }
 
+/// As [`whole`], as a count. 0 is refused where it is used.
+fn count(text: &str) -> Result<usize, String> {
+    whole(text).and_then(|n| usize::try_from(n).map_err(|_| "a smaller number".to_owned()))
+}
+
 /// A number of processes, which is not 0.
 fn ranks(text: &str) -> Result<u64, String> {
     whole(text).and_then(|n| if n == 0 { whole("") } else { Ok(n) })
@@ -290,17 +295,17 @@ pub struct ScheduleArgs {
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Pipeline ranks
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = count)]
     pub stages: usize,
     /// Micro-batches an iteration
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = count)]
     pub micro_batches: usize,
     /// Another schedule to hold it against: both timelines, where each rank's time goes, and
     /// where the faster gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
     /// Chunks per pipeline rank [default: the fewest the schedule has]
-    #[arg(long, value_name = "V")]
+    #[arg(long, value_name = "V", value_parser = count)]
     pub chunks: Option<usize>,
     /// Forward pass
     #[arg(long, value_name = "TIME", default_value_t = 1.0)]

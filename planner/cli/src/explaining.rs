@@ -54,7 +54,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
         match part {
             Part::Bought => bought.push(tried.clone()),
-            _ if tried.slower() < faster.as_ref().map_or(0.0, Tried::slower) => {
+            _ if tried.slower() < faster.as_ref().map_or(-ROUNDED, Tried::slower) => {
                 faster = Some(tried.clone());
             }
             _ => {}
@@ -67,6 +67,9 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let schedule = against_one_f_one_b(&request, &plan).map(|both| both.text(SECONDS_AND_BYTES));
     schedule.map_or(Ok(()), |text| output::print(&format!("\n{AGAINST}\n{text}")))
 }
+
+/// Share of the time by which plan.yaml's rounded figures may be off.
+const ROUNDED: f64 = 1e-6;
 
 const AGAINST: &str =
     "the schedule against 1f1b at the same degrees, micro-batch and state; passes alone\n";

@@ -46,8 +46,12 @@ fn stray(error: &Error, arguments: &[String]) -> Option<String> {
         [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand, ErrorKind::ArgumentConflict];
     kinds.contains(&error.kind()).then_some(())?;
     let said = error.to_string();
+    let sets = |command: &String| command.starts_with('-') || command == "estimate";
     let setting = |word: &&String| {
-        word.contains('=') && !word.starts_with('-') && said.contains(&format!("'{word}'"))
+        arguments.first().is_some_and(sets)
+            && word.contains('=')
+            && !word.starts_with('-')
+            && said.contains(&format!("'{word}'"))
     };
     if let Some(word) = arguments.iter().find(setting) {
         let help = format!("each setting has a --set of its own: --set {word}");

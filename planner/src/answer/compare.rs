@@ -10,7 +10,7 @@ use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Found, search};
 use crate::simulate::{Span, Timeline};
-use models::decisions::Decisions;
+use models::decisions::{Decisions, MoeOverlap};
 use models::plan::Plan;
 use models::schedule::{PassKind, ScheduleName};
 use serde::Serialize;
@@ -293,7 +293,11 @@ fn same_but_schedule(r: &Restrictions, d: &Decisions) -> Restrictions {
         fused_loss: Choice::of(&[d.fused_loss]),
         micro_batch: Numbers::only(d.micro_batch),
         schedule: Choice::of(&[ScheduleName::OneFOneB]),
-        moe_overlap: Choice::of(&[d.moe_overlap]),
+        // 1F1B has no pairs.
+        moe_overlap: Choice::of(&[match d.moe_overlap {
+            MoeOverlap::Pair => MoeOverlap::None,
+            other => other,
+        }]),
         moe_overlap_degree: Numbers::only(d.moe_overlap_degree),
         dtype: Choice::of(&[d.dtype]),
         offload: Choice::of(&[d.offload]),

@@ -234,8 +234,11 @@ fn all_together(request: &Request) -> InputError {
 fn values(space: &Space<'_>, name: &str) -> Vec<String> {
     let mut numbers = BTreeSet::new();
     let mut words = vec![];
-    let of_experts = ["ep", "etp", "moe_overlap", "moe_overlap_degree"].contains(&name);
-    let layouts = if of_experts { space.expert_layouts() } else { space.contexts() };
+    // What pipelines there are depends on the overlap of the experts' all-to-all.
+    let layouts = match space.model.moe {
+        Some(_) => space.expert_layouts(),
+        None => space.contexts(),
+    };
     for parallel in layouts {
         let choices = space.choices(&parallel);
         if choices.count() == 0 {

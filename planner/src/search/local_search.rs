@@ -97,8 +97,7 @@ impl Configuration<'_> {
         best
     }
 
-    /// A chain of passes under `placed`, the only choice of `problem`. What a layer takes of
-    /// forward and backward passes that run as one pair is not counted.
+    /// A chain of passes under `placed`, the only choice of `problem`.
     fn chain(
         &self,
         path: CriticalPath,
@@ -116,18 +115,15 @@ impl Configuration<'_> {
         let backward_s =
             mean_s(|column| column.backward_s) - recompute_s.iter().sum::<f64>() / layers;
         let weight_s = mean_s(|column| column.weight_s);
+        let counts = |stage: usize| problem.pipeline.counts_on(&path, stage).map(f64::from);
         let layer_s = |stage: usize| {
-            f64::from(path.forward_count[stage]) * forward_s
-                + f64::from(path.backward_count[stage]) * backward_s
-                + f64::from(path.weight_count[stage]) * weight_s
+            let [forward, backward, weight] = counts(stage);
+            forward * forward_s + backward * backward_s + weight * weight_s
         };
         let spared_s = |stage: usize| -> f64 {
             let on_rank = self.stages_of(self.rank_of(stage));
-            let again =
-                on_rank.map(|stage| f64::from(path.backward_count[stage]) * recompute_s[stage]);
-            again
-                .sum::<f64>()
-                .min(MAX_SPARED_LAYERS * f64::from(path.backward_count[stage]) * forward_s)
+            let again = on_rank.map(|stage| counts(stage)[1] * recompute_s[stage]);
+            again.sum::<f64>().min(MAX_SPARED_LAYERS * counts(stage)[1] * forward_s)
         };
         let stages = 0..problem.stages();
         let (layer_s, spared_s) =

@@ -70,11 +70,14 @@ impl PathSeconds {
     }
 
     /// Passes and links of a chain, s, without vocabulary passes and without what follows the last
-    /// pass. Forward and backward passes that run as one pair are not counted.
+    /// pass.
     pub fn chain_s(&self, chain: &CriticalPath) -> f64 {
         let of = |(stage, [forward_s, backward_s, weight_s]): (usize, &PassCounts)| {
             let times = |counts: &[u32]| f64::from(counts[stage]);
-            times(&chain.forward_count) * forward_s
+            let [paired_forward, paired_backward] = &chain.paired_count;
+            times(paired_forward) * forward_s
+                + times(paired_backward) * (backward_s + weight_s)
+                + times(&chain.forward_count) * forward_s
                 + times(&chain.backward_count) * backward_s
                 + times(&chain.weight_count) * weight_s
                 + times(&chain.link_count) * self.link_s(stage)
