@@ -4,14 +4,14 @@
 
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, instances, small};
-use models::decisions::{Decisions, MoeOverlap, RecomputePolicy, Vocab};
+use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use planner::partition::Scratch;
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::pricing::listed_cuts::Ranges;
 use planner::pricing::priced::Placed;
 use planner::request::Task;
-use planner::request::restrictions::{Choice, Restrictions};
+use planner::request::restrictions::Restrictions;
 use planner::search::partition_candidates::Limits;
 use planner::search::search;
 
@@ -159,23 +159,21 @@ fn moved(counts: &[usize]) -> Vec<Vec<usize>> {
 
 #[test]
 fn plans_of_large_models_do_not_get_faster_by_moving_a_layer() {
-    for (model, gpus, cluster) in [
-        ("llama70b", 16_384, "dgx_h100"),
-        ("gemma2_9b", 64, "a100_roce"),
-        ("deepseek_v3", 2_048, "dgx_h100"),
-        ("mixtral_8x22b", 512, "dgx_h100"),
+    // With a fused loss some plans would have one chunk per pipeline rank.
+    let alone = ["fused_loss=false", "moe_overlap=none,tutel,ampipe"];
+    let pairs = ["schedule=overlapped_1f1b", "vpp>=2"];
+    for (model, gpus, cluster, settings) in [
+        ("llama70b", 16_384, "dgx_h100", alone),
+        ("gemma2_9b", 64, "a100_roce", alone),
+        ("deepseek_v3", 2_048, "dgx_h100", alone),
+        ("mixtral_8x22b", 512, "dgx_h100", alone),
+        ("mixtral_8x22b", 128, "a800", pairs),
     ] {
         let model =
             models::model::shipped(model).and_then(Result::ok).expect("shipped models read");
         let cluster =
             models::cluster::shipped(cluster).and_then(Result::ok).expect("shipped clusters read");
-        // With a fused loss some plans would have one chunk per pipeline rank. With overlapped
-        // pairs DeepSeek-V3 loses 0.3 %.
-        let restrictions = Restrictions {
-            fused_loss: Choice::of(&[false]),
-            moe_overlap: Choice::of(&[MoeOverlap::None, MoeOverlap::Tutel, MoeOverlap::Ampipe]),
-            ..Restrictions::default()
-        };
+        let restrictions = Restrictions::parse(&settings).expect("settings are valid");
         let task = Task::new(&model, &cluster, gpus, &restrictions);
         let found = search(&task, &mut |_| {}).best.expect("it fits");
         assert!(found.decisions.vpp > 1, "{} has one chunk per pipeline rank", model.name);

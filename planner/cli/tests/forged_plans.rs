@@ -115,6 +115,7 @@ fn forgeries_are_refused() {
         ),
         (&dense, "/decisions/dtype", json!("fp16"), "decisions.dtype"),
         (&dense, "/decisions/vocab", json!("redistribute"), "decisions.vocab"),
+        (&dense, "/decisions/schedule", json!("overlapped_1f1b"), "decisions.schedule"),
         (&dense, "/decisions/aux_scope", json!("micro_batch"), "decisions.aux_scope"),
         (&dense, "/inputs/settings", json!(["tp=8"]), "decisions.tp"),
         (&dense, "/inputs/settings", json!(["nonsense"]), "inputs.settings"),
