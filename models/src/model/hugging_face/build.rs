@@ -193,7 +193,7 @@ impl Reader<'_> {
     }
 
     /// Refuses another value than the architecture's own.
-    pub(super) fn constant<T: Display + PartialEq>(
+    pub(super) fn constant<T: Copy + Display + PartialEq>(
         &self,
         key: &str,
         given: &Maybe<T>,
