@@ -4,7 +4,7 @@
 use crate::decisions::{
     CpStyle, Decision, Decisions, MOST, MoeOverlap, Offload, RecomputePolicy, Values, Vocab,
 };
-use crate::model::{MAX_IMBALANCE, ModelSpec, Positions, Router};
+use crate::model::{MAX_IMBALANCE, MIN_BIAS_UPDATE_RATE, ModelSpec, Positions, Router};
 use crate::placement::{RecomputeCounts, Stage, VocabShare, kinds_in, may_be_empty};
 use crate::plan::{Basis, ErrorBand, MOST_HEADROOM, Plan, Predicted, TextFault, Timing, VERSION};
 use crate::schedule::{Schedule, ScheduleError, ScheduleName};
@@ -188,7 +188,6 @@ fn model(model: &ModelSpec, checks: &mut Checks) {
         ("dropout", model.dropout, 0.0, 1.0 - f64::EPSILON),
         ("moe.aux_loss", moe.map_or(0.0, |moe| moe.aux_loss), 0.0, 1e6),
         ("moe.losses.z_loss", moe.map_or(0.0, |moe| moe.losses.z_loss), 0.0, 1e6),
-        ("moe.bias_update_rate", moe.map_or(0.0, |moe| moe.bias_update_rate), 0.0, 1e6),
         ("moe.imbalance", moe.map_or(1.0, |moe| moe.imbalance), 1.0, MAX_IMBALANCE),
         (
             "moe.capacity_factor",
@@ -325,6 +324,9 @@ fn experts(plan: &Plan, checks: &mut Checks) {
     let (rate, has_bias) = (moe.bias_update_rate, moe.router == Router::SigmoidBias);
     let valid = "0: softmax scores have no selection bias";
     checks.that(rate == 0.0 || has_bias, "inputs.model.moe.bias_update_rate", rate, valid);
+    let moves = rate == 0.0 || (MIN_BIAS_UPDATE_RATE..=1e6).contains(&rate);
+    let valid = "0, or 0.000001 to 1000000";
+    checks.that(moves, "inputs.model.moe.bias_update_rate", rate, valid);
     checks.divides("decisions.etp", d.etp, "tp", d.tp);
     checks.divides("decisions.etp · ep", d.etp.saturating_mul(d.ep), "tp·cp·dp", world);
     let apart = d.ep == 1 || d.tp == 1 || d.sequence_parallel;

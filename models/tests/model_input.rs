@@ -138,7 +138,14 @@ fn cases() -> Vec<Case> {
             7,
             70,
             "`bias_update_rate` cannot be -0.001",
-            "valid: 0 or more",
+            "valid: 0 for never, or 0.000001 or more",
+        ),
+        case(
+            "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: 1.0e-9 }",
+            7,
+            70,
+            "`bias_update_rate` cannot be 0.000000001",
+            "valid: 0 for never, or 0.000001 or more",
         ),
         case(
             "moe: { experts: 4, top_k: 2, router: sigmoid_bias, bias_update_rate: .inf }",
@@ -281,7 +288,8 @@ fn the_documented_keys_all_work() {
 
 #[test]
 fn the_command_line_overrides_the_file() {
-    let assumed = config("llama", "").unwrap();
+    let text = format!("{{\"model_type\": \"llama\", {SHAPE}}}");
+    let assumed = model(&text).unwrap();
     assert_eq!((assumed.seq_len, assumed.assumptions.len()), (9000, 3));
     let longer = assumed.clone().with_run(Some(65_536), None).unwrap();
     assert_eq!((longer.global_batch, longer.assumptions.len()), (64, 2));
@@ -318,10 +326,14 @@ fn an_error_prints_its_line_cut_around_the_caret() {
 /// A small configuration with `keys` (JSON, comma-separated) added.
 fn config(model_type: &str, keys: &str) -> Result<ModelSpec, InputError> {
     let comma = if keys.is_empty() { "" } else { ",\n" };
-    let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
-                 \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 9000";
-    model(&format!("{{\"model_type\": \"{model_type}\", {shape}{comma}{keys}}}"))
+    let groups = if keys.contains("num_key_value_heads") { "" } else { KV_HEADS };
+    model(&format!("{{\"model_type\": \"{model_type}\", {SHAPE}{groups}{comma}{keys}}}"))
 }
+
+const SHAPE: &str = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
+                     \"intermediate_size\": 128, \"vocab_size\": 100, \
+                     \"max_position_embeddings\": 9000";
+const KV_HEADS: &str = ", \"num_key_value_heads\": 8";
 
 #[test]
 fn hugging_face_windows() {
@@ -334,18 +346,71 @@ fn hugging_face_windows() {
     assert_eq!(window("mistral", ""), Some((4096, None)));
     assert_eq!(window("mistral", "\"sliding_window\": null"), None);
     assert_eq!(window("gemma2", ""), Some((4096, Some(2))));
-    let full = "\"layer_types\": [\"full_attention\", \"full_attention\"]";
-    assert_eq!(window("gemma2", full), None);
+    let full = format!("\"layer_types\": [{}]", ["\"full_attention\""; 4].join(", "));
+    assert_eq!(window("gemma2", &full), None);
     assert_eq!(window("qwen2", "\"sliding_window\": 100"), None);
     assert_eq!(window("qwen2", &format!("{on} 0")), Some((100, None)));
     assert_eq!(window("qwen3", &format!("{on} 4")), None);
     let error = config("qwen2", &format!("{on} 2")).unwrap_err();
     assert!(error.message.contains("`max_window_layers` (2)") && error.place.unwrap().line == 2);
+    let keys = "\"num_hidden_layers\": 32,\n\"use_sliding_window\": true";
+    let text = SHAPE.replace("\"num_hidden_layers\": 4", keys);
+    let error = model(&format!("{{\"model_type\": \"qwen3\", {text}{KV_HEADS}}}")).unwrap_err();
+    assert!(error.message.contains("(28, the default where it is missing)"), "{error}");
+    assert_eq!(error.place.map(|place| place.line), Some(2));
 }
+
+/// Missing keys take the defaults of the classes of transformers 4.57; null switches a part off.
+#[test]
+fn hugging_face_defaults_of_missing_keys() {
+    let of_heads = |model_type: &str, heads: u64, keys: &str| {
+        let given = format!("\"num_attention_heads\": {heads}");
+        let shape = SHAPE.replace("\"num_attention_heads\": 8", &given);
+        let spec =
+            model(&format!("{{\"model_type\": \"{model_type}\", {shape}, \"head_dim\": 8{keys}}}"));
+        spec.map(|spec| (spec.attention.kv_heads, spec.assumptions))
+    };
+    for (model_type, heads, default) in [
+        ("llama", 64, 64),
+        ("mistral", 64, 8),
+        ("gemma2", 64, 4),
+        ("qwen2", 64, 32),
+        ("qwen3", 64, 32),
+    ] {
+        let (found, assumed) = of_heads(model_type, heads, "").unwrap();
+        assert_eq!(found, default, "{model_type}");
+        assert!(assumed[0].ends_with("the model file has no num_key_value_heads"), "{assumed:?}");
+        let (found, assumed) =
+            of_heads(model_type, heads, ", \"num_key_value_heads\": null").unwrap();
+        assert_eq!(found, heads, "{model_type}");
+        assert!(assumed.iter().all(|said| !said.contains("key_value")), "{assumed:?}");
+    }
+    let error = of_heads("qwen2", 8, "").unwrap_err();
+    assert!(error.message.contains("`num_key_value_heads` is missing, and 32"), "{error}");
+    assert!(error.place.is_some());
+
+    let latent = |keys: &str| {
+        let spec = config("deepseek_v3", &format!("{LATENT}{keys}")).unwrap();
+        (spec.moe.unwrap().shared_ffn, spec.attention.mla.unwrap().q_rank, spec.assumptions)
+    };
+    let (shared_ffn, q_rank, assumed) = latent("");
+    assert_eq!((shared_ffn, q_rank), (32, Some(1536)));
+    let unmoved = |said: &String| said.starts_with("selection biases stay as they are");
+    assert!(assumed.iter().any(unmoved), "{assumed:?}");
+    let (shared_ffn, q_rank, _) = latent(", \"n_shared_experts\": null, \"q_lora_rank\": null");
+    assert_eq!((shared_ffn, q_rank), (0, None));
+    let (shared_ffn, q_rank, _) = latent(", \"n_shared_experts\": 2, \"q_lora_rank\": 24");
+    assert_eq!((shared_ffn, q_rank), (64, Some(24)));
+}
+
+const LATENT: &str = "\"num_experts_per_tok\": 2, \"n_routed_experts\": 8, \
+                      \"moe_intermediate_size\": 32, \"kv_lora_rank\": 16, \
+                      \"qk_nope_head_dim\": 16, \"qk_rope_head_dim\": 8, \"v_head_dim\": 16";
 
 #[test]
 fn hugging_face_configurations_that_a_spec_cannot_say() {
     let experts = "\"num_experts\": 4, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 8, ";
+    let local = "\"num_local_experts\": 4, \"num_experts_per_tok\": 2";
     let cases = [
         ("llama", "\"attention_dropout\": 0.1".to_owned(), "`attention_dropout` cannot be 0.1"),
         ("llama", "\"hidden_act\": \"tanh\"".to_owned(), "`hidden_act` cannot be"),
@@ -355,7 +420,27 @@ fn hugging_face_configurations_that_a_spec_cannot_say() {
             "`num_key_value_heads` (3) does not divide `num_attention_heads` (8)",
         ),
         ("qwen3_moe", format!("{experts}\"mlp_only_layers\": [1]"), "`mlp_only_layers`"),
-        ("gemma2", "\"layer_types\": [\"full_attention\", \"x\"]".to_owned(), "`layer_types`"),
+        (
+            "gemma2",
+            "\"layer_types\": [\"full_attention\", \"x\"]".to_owned(),
+            "`layer_types` cannot have `x`",
+        ),
+        (
+            "qwen3",
+            "\"layer_types\": [\"full_attention\", \"chunked_attention\"]".to_owned(),
+            "`layer_types` cannot have `chunked_attention`",
+        ),
+        (
+            "gpt_oss",
+            format!("{local}, \"layer_types\": [\"sliding_attention\", \"full_attention\"]"),
+            "`layer_types` has 2 layers, and the model 4",
+        ),
+        (
+            "gpt_oss",
+            format!("{local}, \"experts_per_token\": 4"),
+            "`experts_per_token` (4) differs from `num_experts_per_tok` (2)",
+        ),
+        ("deepseek_v3", format!("{LATENT}, \"moe_layer_freq\": 2"), "`moe_layer_freq` cannot be 2"),
         (
             "llama",
             "\"partial_rotary_factor\": 0.4".to_owned(),
@@ -464,6 +549,17 @@ fn hugging_face_keys_of_other_types_are_named() {
         ("gemma2", "\"hidden_act\": \"silu\"", "`hidden_act`"),
         ("stablelm", "\"rms_norm_eps\": 1e-6", "`rms_norm_eps`"),
         ("stablelm", "\"head_dim\": 16", "`head_dim`"),
+        ("qwen2", "\"attention_bias\": false", "`attention_bias`"),
+        ("qwen2", "\"use_qkv_bias\": false", "`use_qkv_bias`"),
+        ("mistral", "\"use_sliding_window\": false", "`use_sliding_window`"),
+        ("mistral", "\"layer_types\": [\"full_attention\"]", "`layer_types`"),
+        ("llama", "\"rope_interleaved\": true", "`rope_interleaved`"),
+        ("gpt2", "\"attention_dropout\": 0.0", "`attention_dropout`"),
+        ("gpt2", "\"hidden_dropout\": 0", "`hidden_dropout`"),
+        ("gpt2", "\"mlp_bias\": false", "`mlp_bias`"),
+        ("deepseek_v3", &format!("{LATENT}, \"aux_loss_alpha\": 0.001"), "`aux_loss_alpha`"),
+        ("deepseek_v3", &format!("{LATENT}, \"scoring_func\": \"softmax\""), "`scoring_func`"),
+        ("deepseek_v3", &format!("{LATENT}, \"topk_method\": \"greedy\""), "`topk_method`"),
     ] {
         let said = told(model_type, keys);
         assert!(said.len() == 1 && said[0].contains(named), "{model_type}, {keys}: {said:?}");
@@ -473,10 +569,10 @@ fn hugging_face_keys_of_other_types_are_named() {
 /// Keys of released files and of those that transformers 4.57 writes, over the common shape.
 #[test]
 fn keys_of_released_files_are_not_named() {
-    let every = "\"architectures\": [\"X\"], \"bos_token_id\": 2, \"eos_token_id\": [1, 2], \
+    let named = "\"architectures\": [\"X\"], \"bos_token_id\": 2, \"eos_token_id\": [1, 2], \
                  \"initializer_range\": 0.02, \"torch_dtype\": \"bfloat16\", \
-                 \"transformers_version\": \"4.57.0\", \"use_cache\": true, \
-                 \"tie_word_embeddings\": false, \"attention_dropout\": 0.0, \"rope_theta\": 1e4";
+                 \"transformers_version\": \"4.57.0\", \"use_cache\": true";
+    let rotary = "\"tie_word_embeddings\": false, \"attention_dropout\": 0.0, \"rope_theta\": 1e4";
     let switched_off = "\"max_window_layers\": 28, \"sliding_window\": 32768, \
                         \"use_sliding_window\": false, \"rms_norm_eps\": 1e-6";
     let gemma2 = "\"attn_logit_softcapping\": 50.0, \"cache_implementation\": \"hybrid\", \
@@ -484,7 +580,50 @@ fn keys_of_released_files_are_not_named() {
                   \"hidden_act\": \"gelu_pytorch_tanh\", \"query_pre_attn_scalar\": 256, \
                   \"sliding_window\": 4096";
     let llama_tokens = "\"pad_token_id\": 0, \"pretraining_tp\": 1, \"rope_scaling\": null, \
-                        \"attention_bias\": false, \"mlp_bias\": false";
+                        \"attention_bias\": false, \"mlp_bias\": false, \
+                        \"max_sequence_length\": 2048, \"is_llama_config\": true, \
+                        \"rope_interleaved\": false, \"transformers.js_config\": {\"a\": 1}";
+    let gpt2 = "\"activation_function\": \"gelu_new\", \"attn_pdrop\": 0.1, \"embd_pdrop\": 0.1, \
+                \"layer_norm_epsilon\": 1e-5, \"n_ctx\": 1024, \"n_special\": 0, \
+                \"predict_special_tokens\": true, \"output_past\": true, \"_num_labels\": 1, \
+                \"resid_pdrop\": 0.1, \"summary_activation\": null, \"summary_type\": \"cls_index\", \
+                \"summary_first_dropout\": 0.1, \"summary_proj_to_labels\": true, \
+                \"summary_use_proj\": true, \"n_inner\": null, \"task_specific_params\": {\"a\": 1}, \
+                \"reorder_and_upcast_attn\": false, \"scale_attn_weights\": true, \
+                \"scale_attn_by_inverse_layer_idx\": false";
+    let mixtral = "\"hidden_act\": \"silu\", \"num_experts_per_tok\": 2, \"num_local_experts\": 8, \
+                   \"output_router_logits\": false, \"rms_norm_eps\": 1e-5, \
+                   \"router_aux_loss_coef\": 0.02, \"router_jitter_noise\": 0.0, \
+                   \"sliding_window\": null, \"head_dim\": null";
+    let qwen3_moe = "\"attention_bias\": false, \"decoder_sparse_step\": 1, \"head_dim\": 128, \
+                     \"hidden_act\": \"silu\", \"max_window_layers\": 48, \"mlp_only_layers\": [], \
+                     \"moe_intermediate_size\": 32, \"norm_topk_prob\": true, \"num_experts\": 8, \
+                     \"num_experts_per_tok\": 2, \"output_router_logits\": false, \
+                     \"rms_norm_eps\": 1e-6, \"rope_scaling\": {\"rope_type\": \"default\"}, \
+                     \"router_aux_loss_coef\": 0.001, \"sliding_window\": null, \
+                     \"use_sliding_window\": false, \"use_qk_norm\": true, \"qkv_bias\": false, \
+                     \"shared_expert_intermediate_size\": 0";
+    let deepseek_v3 = format!(
+        "{LATENT}, \"attention_bias\": false, \"auto_map\": {{\"a\": \"b\"}}, \"ep_size\": 1, \
+         \"first_k_dense_replace\": 3, \"hidden_act\": \"silu\", \"moe_layer_freq\": 1, \
+         \"n_group\": 8, \"n_shared_experts\": 1, \"norm_topk_prob\": true, \
+         \"num_nextn_predict_layers\": 1, \"pretraining_tp\": 1, \"q_lora_rank\": 24, \
+         \"rms_norm_eps\": 1e-6, \"routed_scaling_factor\": 2.5, \
+         \"scoring_func\": \"sigmoid\", \"seq_aux\": true, \"topk_group\": 4, \
+         \"topk_method\": \"noaux_tc\", \"rope_scaling\": null"
+    );
+    let gpt_oss = "\"attention_bias\": true, \"experts_per_token\": 4, \"num_experts_per_tok\": 4, \
+                   \"head_dim\": 64, \"hidden_act\": \"silu\", \"initial_context_length\": 4096, \
+                   \"num_local_experts\": 32, \"output_router_logits\": false, \
+                   \"pad_token_id\": 199999, \"rms_norm_eps\": 1e-5, \
+                   \"rope_scaling\": {\"beta_fast\": 32.0, \"beta_slow\": 1.0, \"factor\": 32.0, \
+                   \"original_max_position_embeddings\": 4096, \"rope_type\": \"yarn\", \
+                   \"truncate\": false}, \"router_aux_loss_coef\": 0.9, \"sliding_window\": 128, \
+                   \"swiglu_limit\": 7.0";
+    let stablelm = "\"hidden_act\": \"silu\", \"hidden_dropout\": 0.0, \"layer_norm_eps\": 1e-5, \
+                    \"partial_rotary_factor\": 0.25, \"qk_layernorm\": false, \
+                    \"rope_scaling\": null, \"use_parallel_residual\": false, \
+                    \"use_qkv_bias\": true";
     let kinds = |kind: &str| format!("\"layer_types\": [{}]", [kind; 2].join(", "));
     let alternating = kinds("\"sliding_attention\", \"full_attention\"");
     let full = kinds("\"full_attention\", \"full_attention\"");
@@ -500,16 +639,28 @@ fn keys_of_released_files_are_not_named() {
         ("gemma2", format!("{gemma2}, \"sliding_window_size\": 4096")),
         ("gemma2", format!("{gemma2}, \"use_bidirectional_attention\": null, {alternating}")),
         ("gemma2", format!("{gemma2}, {full}")),
+        ("gpt2", gpt2.to_owned()),
+        ("mixtral", mixtral.to_owned()),
+        ("qwen3_moe", qwen3_moe.to_owned()),
+        ("deepseek_v3", deepseek_v3),
+        ("gpt_oss", format!("{gpt_oss}, {alternating}")),
+        ("stablelm", stablelm.to_owned()),
     ] {
-        let said = told(model_type, &format!("{every}, {keys}"));
+        let every = if model_type == "gpt2" { "\"prefix\": null" } else { rotary };
+        let said = told(model_type, &format!("{named}, {every}, {keys}"));
         assert_eq!(said, [""; 0], "{model_type}: {keys}");
     }
 }
 
 /// The warnings of a small configuration with `keys` added.
 fn told(model_type: &str, keys: &str) -> Vec<String> {
-    let shape = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidden_layers\": 4, \
-                 \"intermediate_size\": 128, \"vocab_size\": 100, \"max_position_embeddings\": 9000";
+    let rotary = format!("{SHAPE}{KV_HEADS}");
+    let shape = match model_type {
+        "gpt2" => {
+            "\"n_embd\": 64, \"n_head\": 8, \"n_layer\": 4, \"n_positions\": 40, \"vocab_size\": 100"
+        }
+        _ => &rotary,
+    };
     let text = format!("{{\"model_type\": \"{model_type}\", {shape},\n{keys}}}");
     let source = Source::from_bytes("config.json", text.into_bytes()).unwrap();
     let spec = read(&source).unwrap_or_else(|error| panic!("{error}"));

@@ -225,13 +225,20 @@ fn hugging_face_numerics() {
     let scaled = configured("llama", "\"rope_scaling\": {\"factor\": 8.0},");
     assert_eq!(scaled.unknown, ["rope_scaling"]);
     assert!(configured("llama", "\"rope_scaling\": null,").unknown.is_empty());
+    for key in ["rope_type", "type"] {
+        let plain = format!("\"rope_scaling\": {{\"{key}\": \"default\"}},");
+        assert!(configured("llama", &plain).unknown.is_empty());
+        let experts = "\"num_local_experts\": 4, \"num_experts_per_tok\": 2,";
+        assert!(configured("gpt_oss", experts).yarn.is_some());
+        assert_eq!(configured("gpt_oss", &format!("{plain} {experts}")).yarn, None);
+    }
 }
 
 fn configured(model_type: &str, more: &str) -> Numerics {
     let text = format!(
         "{{\"model_type\": \"{model_type}\", {more} \"num_hidden_layers\": 2, \"hidden_size\": 64, \
-         \"num_attention_heads\": 8, \"intermediate_size\": 128, \"vocab_size\": 100, \
-         \"max_position_embeddings\": 32}}"
+         \"num_attention_heads\": 8, \"num_key_value_heads\": 8, \"intermediate_size\": 128, \
+         \"vocab_size\": 100, \"max_position_embeddings\": 32}}"
     );
     read(&Source::from_bytes("config.json", text.into_bytes()).unwrap()).unwrap().numerics
 }

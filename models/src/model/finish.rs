@@ -5,8 +5,8 @@ use serde_yaml::{Location, Spanned};
 use super::params;
 use super::raw::{Maybe, RawMla, RawModel, RawMoe, RawPositions, RawWindow, RawYarn};
 use super::spec::{
-    Activation, Attention, AuxOver, ExpertChoice, Gelu, MAX_IMBALANCE, Mla, Mlp, ModelSpec, Moe,
-    Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window, Yarn,
+    Activation, Attention, AuxOver, ExpertChoice, Gelu, MAX_IMBALANCE, MIN_BIAS_UPDATE_RATE, Mla,
+    Mlp, ModelSpec, Moe, Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window, Yarn,
 };
 use crate::input::{InputError, Source};
 use crate::text::{VALID_NAME, name_fault};
@@ -377,9 +377,9 @@ fn router_losses(check: &Checker<'_>, raw: &RawMoe) -> Result<RouterLosses, Inpu
 
 fn bias_update_rate(check: &Checker<'_>, raw: &RawMoe) -> Result<f64, InputError> {
     let given = &raw.bias_update_rate;
-    let not_negative = |x: f64| (0.0..=1e6).contains(&x);
-    let help = "valid: 0 or more, for example 0.001";
-    let rate = check.real("bias_update_rate", given, 0.0, not_negative, help)?;
+    let moves = |x: f64| x == 0.0 || (MIN_BIAS_UPDATE_RATE..=1e6).contains(&x);
+    let help = "valid: 0 for never, or 0.000001 or more, for example 0.001";
+    let rate = check.real("bias_update_rate", given, 0.0, moves, help)?;
     match given {
         Some(given) if rate > 0.0 && or(&raw.router, Router::Softmax) == Router::Softmax => {
             Err(check.refuse(

@@ -39,7 +39,7 @@ const NAMED: usize = 10;
 pub fn warnings(source: &Source, spec: &ModelSpec) -> Vec<String> {
     let hugging_face = parse_yaml(source).is_ok_and(|format: Format| format.model_type.is_some());
     let unknown = match hugging_face {
-        true => hugging_face::keys_without_effect(source).unwrap_or_default(),
+        true => hugging_face::keys_without_effect(source, spec).unwrap_or_default(),
         false => vec![],
     };
     let name = |(key, line): &(String, usize)| format!("`{}` (line {line})", quotable(key));

@@ -253,6 +253,9 @@ pub struct Moe {
     pub biased: bool,
 }
 
+/// Least rate of bias updates above 0: far smaller steps are lost beside an `f32` bias.
+pub const MIN_BIAS_UPDATE_RATE: f64 = 1e-6;
+
 /// Largest imbalance of a model.
 pub const MAX_IMBALANCE: f64 = 1e3;
 

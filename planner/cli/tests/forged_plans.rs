@@ -98,6 +98,8 @@ fn good_plans_are_good() {
 #[test]
 fn forgeries_are_refused() {
     let (dense, mixture) = (dense(), mixture());
+    let mut sigmoid = mixture.clone();
+    sigmoid["inputs"]["model"]["moe"]["router"] = json!("sigmoid_bias");
     let candidates = dense["proof"]["candidates"].as_u64().unwrap();
     let edits = [
         (&dense, "/proof/candidates", json!(candidates + 1), "proof.candidates"),
@@ -157,6 +159,12 @@ fn forgeries_are_refused() {
             &mixture,
             "/inputs/model/moe/bias_update_rate",
             json!(0.001),
+            "inputs.model.moe.bias_update_rate",
+        ),
+        (
+            &sigmoid,
+            "/inputs/model/moe/bias_update_rate",
+            json!(1e-9),
             "inputs.model.moe.bias_update_rate",
         ),
         (&mixture, "/inputs/model/moe/capacity_factor", json!(1.5), "decisions.capacity_factor"),

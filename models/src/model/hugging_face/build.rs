@@ -1,5 +1,7 @@
 //! The raw model of each architecture.
 
+use std::fmt::Display;
+
 use serde_yaml::Spanned;
 
 use super::{Reader, implied, unplaced};
@@ -15,7 +17,7 @@ impl Reader<'_> {
         self.no_attention_dropout()?;
         Ok(RawModel {
             name: self.name(),
-            kv_heads: config.num_key_value_heads.clone(),
+            kv_heads: self.kv_heads()?,
             head_dim: config.head_dim.clone(),
             activation: Some(self.gated_activation()?),
             max_positions: Some(
@@ -125,13 +127,18 @@ impl Reader<'_> {
         let config = self.config;
         let raw = self.llama_like(false)?;
         let mla = RawMla {
-            q_rank: config.q_lora_rank.clone(),
+            q_rank: config.q_lora_rank.clone().unwrap_or_else(|| implied(1536)),
             kv_rank: self.need("kv_lora_rank", &config.kv_lora_rank)?,
             rope_dim: self.need("qk_rope_head_dim", &config.qk_rope_head_dim)?,
             value_dim: self.need("v_head_dim", &config.v_head_dim)?,
         };
         let head_dim = Some(self.need("qk_nope_head_dim", &config.qk_nope_head_dim)?);
         let mut assumptions = raw.assumptions.clone();
+        assumptions.push(
+            "selection biases stay as they are, and no loss balances experts: only a model file in \
+             YAML has bias_update_rate and aux_loss"
+                .to_owned(),
+        );
         if config.num_nextn_predict_layers.as_ref().is_some_and(|layers| layers.value > 0) {
             assumptions.push("the multi-token prediction layers are left out".to_owned());
         }
@@ -186,7 +193,12 @@ impl Reader<'_> {
     }
 
     /// Refuses another value than the architecture's own.
-    fn constant(&self, key: &str, given: &Maybe<f64>, value: f64) -> Result<(), InputError> {
+    pub(super) fn constant<T: Copy + Display + PartialEq>(
+        &self,
+        key: &str,
+        given: &Maybe<T>,
+        value: T,
+    ) -> Result<(), InputError> {
         let other = given.as_ref().filter(|given| given.value != value);
         other.map_or(Ok(()), |given| {
             let message = format!("`{key}` cannot be {}", given.value);
@@ -242,10 +254,41 @@ impl Reader<'_> {
         })
     }
 
-    pub(super) fn grouped_query_assumption(&self) -> Vec<String> {
-        let given = self.config.num_key_value_heads.is_some();
-        let says =
-            "as many key/value heads as query heads: the model file has no num_key_value_heads";
-        if given { Vec::new() } else { vec![says.to_owned()] }
+    /// Key/value heads; null stands for as many as there are query heads.
+    fn kv_heads(&self) -> Result<Maybe<u64>, InputError> {
+        let config = self.config;
+        if let Some(given) = &config.num_key_value_heads {
+            return Ok(given.clone());
+        }
+        let Some(default) = self.default_kv_heads() else { return Ok(None) };
+        let heads = self.need("num_attention_heads", &config.num_attention_heads)?;
+        if heads.value.is_multiple_of(default) {
+            return Ok(implied(default));
+        }
+        let message = format!(
+            "`num_key_value_heads` is missing, and {default}, the default, does not divide \
+             `num_attention_heads` ({})",
+            heads.value
+        );
+        Err(self.error(&heads, message).help("add \"num_key_value_heads\": ..."))
+    }
+
+    /// The class's default; `None` for as many as there are query heads.
+    fn default_kv_heads(&self) -> Option<u64> {
+        match self.config.model_type.value.as_str() {
+            "mistral" | "mixtral" | "gpt_oss" => Some(8),
+            "gemma2" | "qwen3_moe" => Some(4),
+            "qwen2" | "qwen3" | "stablelm" => Some(32),
+            _ => None,
+        }
+    }
+
+    fn grouped_query_assumption(&self) -> Vec<String> {
+        let heads = match self.default_kv_heads() {
+            _ if self.config.num_key_value_heads.is_some() => return vec![],
+            Some(default) => format!("{default} key/value heads, the default"),
+            None => "as many key/value heads as query heads".to_owned(),
+        };
+        vec![format!("{heads}: the model file has no num_key_value_heads")]
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct HfConfig {
     pub n_head: Maybe<u64>,
     pub n_inner: Maybe<u64>,
     pub n_positions: Maybe<u64>,
-    pub num_key_value_heads: Maybe<u64>,
+    #[serde(default, deserialize_with = "or_null")]
+    pub num_key_value_heads: OrNull<u64>,
     pub head_dim: Maybe<u64>,
     pub intermediate_size: Maybe<u64>,
     pub vocab_size: Maybe<u64>,
@@ -59,7 +60,8 @@ pub(super) struct HfConfig {
     pub norm_topk_prob: Maybe<bool>,
     pub routed_scaling_factor: Maybe<f64>,
     pub topk_group: Maybe<u64>,
-    pub n_shared_experts: Maybe<u64>,
+    #[serde(default, deserialize_with = "or_null")]
+    pub n_shared_experts: OrNull<u64>,
     pub first_k_dense_replace: Maybe<u64>,
     pub moe_layer_freq: Maybe<u64>,
     pub decoder_sparse_step: Maybe<u64>,
@@ -70,7 +72,8 @@ pub(super) struct HfConfig {
     pub experts_per_token: Maybe<u64>,
     pub swiglu_alpha: Maybe<f64>,
     pub swiglu_limit: Maybe<f64>,
-    pub q_lora_rank: Maybe<u64>,
+    #[serde(default, deserialize_with = "or_null")]
+    pub q_lora_rank: OrNull<u64>,
     pub kv_lora_rank: Maybe<u64>,
     pub qk_nope_head_dim: Maybe<u64>,
     pub qk_rope_head_dim: Maybe<u64>,
@@ -98,7 +101,7 @@ pub(super) struct HfConfig {
     pub scale_attn_by_inverse_layer_idx: Maybe<bool>,
 }
 
-/// How RoPE's frequencies are scaled; what is not YaRN is only named.
+/// How RoPE's frequencies are scaled; what is neither YaRN nor the default is only named.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct RopeScaling {
     pub rope_type: Maybe<String>,
@@ -112,6 +115,12 @@ pub(super) struct RopeScaling {
     pub mscale: Option<IgnoredAny>,
     pub mscale_all_dim: Option<IgnoredAny>,
     pub attention_factor: Option<IgnoredAny>,
+}
+
+impl RopeScaling {
+    pub fn kind(&self) -> Option<&str> {
+        self.rope_type.as_ref().or(self.r#type.as_ref()).map(|kind| kind.value.as_str())
+    }
 }
 
 fn or_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(

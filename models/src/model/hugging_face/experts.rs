@@ -36,6 +36,14 @@ impl Reader<'_> {
         let renamed = self.config.experts_per_token.as_ref().filter(|_| self.is("gpt_oss"));
         match (&self.config.num_experts_per_tok, renamed) {
             (None, Some(given)) => Ok(given.clone()),
+            (Some(usual), Some(given)) if usual.value != given.value => {
+                let values = (given.value, usual.value);
+                let message = format!(
+                    "`experts_per_token` ({}) differs from `num_experts_per_tok` ({})",
+                    values.0, values.1
+                );
+                Err(self.error(given, message).help("valid: the same in both, or one of them"))
+            }
             (given, _) => self.need("num_experts_per_tok", given),
         }
     }
@@ -49,12 +57,12 @@ impl Reader<'_> {
     pub(super) fn fine_grained_experts(&self) -> Result<RawMoe, InputError> {
         let config = self.config;
         let ffn = self.need("moe_intermediate_size", &config.moe_intermediate_size)?;
-        let shared = config.n_shared_experts.as_ref();
+        let shared = config.n_shared_experts.clone().unwrap_or_else(|| implied(1));
+        self.constant("moe_layer_freq", &config.moe_layer_freq, 1)?;
         Ok(RawMoe {
-            shared_ffn: shared.map(|n| Spanned { value: n.value.saturating_mul(ffn.value), ..*n }),
+            shared_ffn: shared.map(|n| Spanned { value: n.value.saturating_mul(ffn.value), ..n }),
             ffn: Some(ffn),
             first_dense: config.first_k_dense_replace.clone().or_else(|| implied(3)),
-            every: config.moe_layer_freq.clone(),
             router: implied(Router::SigmoidBias),
             groups: config.n_group.clone().or_else(|| implied(8)),
             kept_groups: config.topk_group.clone().or_else(|| implied(4)),

@@ -88,10 +88,12 @@ impl Reader<'_> {
         let is_number =
             |given: &Maybe<f64>, usual: f64| given.as_ref().is_none_or(|x| x.value == usual);
         let rotates_heads = self.rotates_heads();
+        let scaling = config.rope_scaling.as_ref().and_then(Option::as_ref);
         let known = [
             (
                 "rope_scaling",
-                matches!(config.rope_scaling, None | Some(None)) || self.yarn().is_some(),
+                scaling.is_none_or(|scaling| scaling.kind() == Some("default"))
+                    || self.yarn().is_some(),
             ),
             ("rope_parameters", config.rope_parameters.is_none()),
             ("rope_interleave: false", !is(&config.rope_interleave, false) || rotates_heads),
@@ -103,7 +105,7 @@ impl Reader<'_> {
             ("qk_layernorm", !is(&config.qk_layernorm, true)),
             ("use_bidirectional_attention", !is(&config.use_bidirectional_attention, true)),
             ("use_parallel_residual", !is(&config.use_parallel_residual, true)),
-            ("hidden_dropout", is_number(&config.hidden_dropout, 0.0)),
+            ("hidden_dropout", is_number(&config.hidden_dropout, 0.0) || self.is("gpt2")),
             ("router_jitter_noise", is_number(&config.router_jitter_noise, 0.0)),
             ("quantization_config", config.quantization_config.is_none()),
             ("add_cross_attention", !is(&config.add_cross_attention, true)),

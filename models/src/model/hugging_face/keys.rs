@@ -1,14 +1,5 @@
 //! Which key belongs to which architecture.
 
-use std::fmt;
-
-use serde::de::{IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use serde_yaml::Spanned;
-
-use super::config::HfConfig;
-use crate::input::{InputError, Source, parse_yaml};
-
 /// What a configuration class does with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
@@ -38,7 +29,7 @@ pub(super) const ALL: [&str; 11] = [
 
 /// Each key with the `model_type`s whose configurations have it: the configuration classes of
 /// transformers 4.57 and the released files of these types. A key of another type has no effect.
-pub(super) const KEYS: [(Use, &[&str], &[&str]); 26] = [
+pub(super) const KEYS: [(Use, &[&str], &[&str]); 29] = [
     (
         Read,
         &[
@@ -54,6 +45,22 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 26] = [
         &ALL,
     ),
     (Read, &CHANGES_FORMULAS, &ALL),
+    (
+        Read,
+        &["hidden_dropout"],
+        &[
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+            "gemma2",
+            "mixtral",
+            "deepseek_v3",
+            "gpt_oss",
+            "stablelm",
+        ],
+    ),
     (
         Read,
         &["attention_dropout", "intermediate_size", "num_key_value_heads", "rope_theta"],
@@ -179,7 +186,11 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 26] = [
     (
         Carried,
         &[
+            "_num_labels",
             "n_ctx",
+            "n_special",
+            "output_past",
+            "predict_special_tokens",
             "reorder_and_upcast_attn",
             "summary_activation",
             "summary_first_dropout",
@@ -189,15 +200,20 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 26] = [
         ],
         &["gpt2"],
     ),
+    (
+        Carried,
+        &["is_llama_config", "max_sequence_length", "rope_interleaved", "transformers.js_config"],
+        &["llama"],
+    ),
+    (Carried, &["qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"], &["qwen3_moe"]),
     (Carried, &OF_CHECKPOINTS, &ALL),
     // Released files of several types have it switched off.
     (Read, &["use_mrope"], &[]),
 ];
 
 /// Keys whose request no spec can express, named with every type (`Reader::unknown`).
-const CHANGES_FORMULAS: [&str; 14] = [
+const CHANGES_FORMULAS: [&str; 13] = [
     "add_cross_attention",
-    "hidden_dropout",
     "is_encoder_decoder",
     "partial_rotary_factor",
     "qk_layernorm",
@@ -283,38 +299,8 @@ const OF_CHECKPOINTS: [&str; 66] = [
 ];
 
 /// The key that turns windows off, and the types that have it.
-const SWITCH: &str = "use_sliding_window";
-const SWITCHED: [&str; 3] = ["qwen2", "qwen3", "qwen3_moe"];
-
-/// Keys that ask for windows.
-const OF_WINDOWS: [&str; 3] = ["sliding_window", "max_window_layers", "layer_types"];
-
-/// Keys that released files repeat under another name, which their architecture does not read.
-const REPEATED: [(&str, &str); 3] = [
-    ("hidden_act", "hidden_activation"),
-    ("sliding_window_size", "sliding_window"),
-    ("head_dim", "qk_rope_head_dim"),
-];
-
-/// Keys of a configuration that its architecture does not read although they ask for something,
-/// with their lines.
-///
-/// # Errors
-/// It is no configuration.
-pub(in crate::model) fn keys_without_effect(
-    source: &Source,
-) -> Result<Vec<(String, usize)>, InputError> {
-    let Entries(entries) = parse_yaml(source)?;
-    let config: HfConfig = parse_yaml(source)?;
-    let model_type = config.model_type.value.as_str();
-    let file = File { source, config: &config, entries: &entries };
-    let without_effect = entries.iter().filter(|(key, value)| match find(&key.value, model_type) {
-        Some(Carried) => false,
-        Some(Read) => file.lacks_its_switch(&key.value),
-        None => file.asks(&key.value, value),
-    });
-    Ok(without_effect.map(|(key, _)| (key.value.clone(), key.referenced.line() as usize)).collect())
-}
+pub(super) const SWITCH: &str = "use_sliding_window";
+pub(super) const SWITCHED: [&str; 3] = ["qwen2", "qwen3", "qwen3_moe"];
 
 /// What the configurations of a type do with a key; `None` where they do not have it.
 pub(super) fn find(key: &str, model_type: &str) -> Option<Use> {
@@ -322,84 +308,4 @@ pub(super) fn find(key: &str, model_type: &str) -> Option<Use> {
         keys.contains(&key) && types.contains(&model_type)
     };
     KEYS.iter().find(has).map(|(of, _, _)| *of)
-}
-
-struct File<'a> {
-    source: &'a Source,
-    config: &'a HfConfig,
-    entries: &'a [Entry],
-}
-
-impl File<'_> {
-    /// Whether a key that is not read would change something where it is.
-    fn asks(&self, key: &str, value: &Spanned<IgnoredAny>) -> bool {
-        let text = self.text(value);
-        let is_known = KEYS.iter().any(|(_, keys, _)| keys.contains(&key));
-        // No other key's `false` differs from its absence.
-        let is_off = is_known && key != "norm_topk_prob" && is_off(text);
-        let is_repeated = REPEATED.iter().any(|(repeats, of)| {
-            *repeats == key && self.given(of).is_some_and(|value| self.text(value) == text)
-        });
-        let is_windowless =
-            OF_WINDOWS.contains(&key) && (self.is_switched_off() || self.is_all_full(key));
-        !(is_off || is_repeated || is_windowless)
-    }
-
-    /// A width of windows in a type that has none unless they are switched on.
-    fn lacks_its_switch(&self, key: &str) -> bool {
-        let given = self.config.sliding_window.as_ref().is_some_and(Option::is_some);
-        let is_switched = SWITCHED.contains(&self.config.model_type.value.as_str());
-        key == "sliding_window" && given && is_switched && self.given(SWITCH).is_none()
-    }
-
-    fn is_switched_off(&self) -> bool {
-        self.config.use_sliding_window.as_ref().is_some_and(|switch| !switch.value)
-    }
-
-    fn is_all_full(&self, key: &str) -> bool {
-        let full = |kind: &String| kind == "full_attention";
-        let types = self.config.layer_types.as_ref().filter(|_| key == "layer_types");
-        types.is_some_and(|types| types.value.iter().all(full))
-    }
-
-    fn given(&self, key: &str) -> Option<&Spanned<IgnoredAny>> {
-        self.entries.iter().find(|(given, _)| given.value == key).map(|(_, value)| value)
-    }
-
-    fn text(&self, value: &Spanned<IgnoredAny>) -> &str {
-        self.source.value_at(value.referenced).trim()
-    }
-}
-
-/// Whether a value as written is null, `false`, zero or empty.
-fn is_off(text: &str) -> bool {
-    let empty = ["", "~", "null", "false", "\"\"", "''", "[]", "{}"];
-    empty.contains(&text) || text.parse::<f64>().is_ok_and(|number| number == 0.0)
-}
-
-type Entry = (Spanned<String>, Spanned<IgnoredAny>);
-
-/// The keys of a mapping with their values.
-struct Entries(Vec<Entry>);
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Entries;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut entries = vec![];
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Entries(entries))
-            }
-        }
-        from.deserialize_map(InOrder)
-    }
 }

@@ -12,6 +12,7 @@ mod formulas;
 mod key_tests;
 mod keys;
 mod rotary;
+mod without_effect;
 
 use serde_yaml::{Location, Spanned};
 
@@ -20,7 +21,7 @@ use crate::input::{InputError, Source, nearest, parse_yaml};
 use config::HfConfig;
 use keys::ALL;
 
-pub(super) use keys::keys_without_effect;
+pub(super) use without_effect::keys_without_effect;
 
 /// `model_type`s that are not read and whose RoPE turns pairs of neighbouring columns, which only
 /// latent attention does here.

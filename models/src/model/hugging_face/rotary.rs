@@ -37,8 +37,7 @@ impl Reader<'_> {
         let scaling = self.config.rope_scaling.as_ref()?.as_ref()?;
         let other = [&scaling.mscale, &scaling.mscale_all_dim, &scaling.attention_factor];
         let plain = other.into_iter().all(Option::is_none);
-        let kind = scaling.rope_type.as_ref().or(scaling.r#type.as_ref());
-        let is_yarn = kind.is_some_and(|kind| kind.value == "yarn");
+        let is_yarn = scaling.kind() == Some("yarn");
         let positions = scaling.original_max_position_embeddings.as_ref();
         (plain && is_yarn).then_some(())?;
         Some(RawYarn {
