@@ -37,7 +37,11 @@ impl Instance {
     }
 }
 
-fn read_model(text: &str) -> ModelSpec {
+/// A model of this description.
+///
+/// # Panics
+/// The description is not valid.
+pub fn read_model(text: &str) -> ModelSpec {
     let source = Source::from_bytes("small.yaml", text.as_bytes().to_vec()).expect("not empty");
     models::model::read(&source).unwrap_or_else(|error| panic!("{error}"))
 }
