@@ -74,10 +74,23 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
         found.iter().map(|outcome| tried_s * (1.0 - gap(outcome))).fold(f64::INFINITY, f64::min)
     };
     let proven_s = bound_s(|outcome| outcome.proof.searched_gap);
-    let proven_all_s = bound_s(|outcome| outcome.proof.gap);
     if proven_s < tried_s * (1.0 - KEPT) {
         return Verdict::Stopped { iteration_s: proven_s };
     }
+    let proven_all_s = match proof.every_cut_gap {
+        None => bound_s(|outcome| outcome.proof.gap),
+        Some(gap) => {
+            let cutoff_s = least_s(gap);
+            // The plan was made with as much for programs that prove less.
+            let every_cut_work = 2 * EVERY_CUT_WORK;
+            let outcome = search(&Task { cutoff_s, every_cut_work, ..task }, progress);
+            let over_all = cutoff_s * (1.0 - outcome.proof.gap);
+            if let Some(verdict) = over_every_cut(outcome, cutoff_s, plan_s, gap) {
+                return verdict;
+            }
+            over_all
+        }
+    };
     if proven_all_s < all_s * (1.0 - KEPT) {
         let gap = 1.0 - proven_all_s / plan_s;
         return Verdict::Wrong(Violation {
@@ -86,23 +99,12 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
             valid: format!("at least {gap:.6}, which is what the bounds over all cuts give"),
         });
     }
-    let every_cut = proof.every_cut_gap.and_then(|gap| {
-        let task = Task { cutoff_s: least_s(gap), ..task };
-        refuted_over_every_cut(&task, plan_s, gap, progress)
-    });
-    every_cut.unwrap_or(Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) })
+    Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) }
 }
 
-/// Searches every cut below the task's cut-off, where the proof says that nothing is; `None` where
+/// What a search of every cut below `cutoff_s` says of a proof that nothing is there; `None` where
 /// that is so.
-fn refuted_over_every_cut(
-    task: &Task<'_>,
-    plan_s: f64,
-    gap: f64,
-    progress: Progress<'_>,
-) -> Option<Verdict> {
-    // The plan was made with as much for programs that prove less.
-    let outcome = search(&Task { every_cut_work: 2 * EVERY_CUT_WORK, ..task.clone() }, progress);
+fn over_every_cut(outcome: Outcome, cutoff_s: f64, plan_s: f64, gap: f64) -> Option<Verdict> {
     if let Some(faster) = outcome.best {
         let faster_s = faster.priced.iteration_s;
         return Some(Verdict::Wrong(Violation {
@@ -115,5 +117,5 @@ fn refuted_over_every_cut(
         }));
     }
     let open = outcome.proof.every_cut_gap.filter(|open| *open > KEPT)?;
-    Some(Verdict::Stopped { iteration_s: task.cutoff_s * (1.0 - open) })
+    Some(Verdict::Stopped { iteration_s: cutoff_s * (1.0 - open) })
 }
