@@ -98,6 +98,8 @@ fn its_model_is_that_of_the_case() {
     // Without such a loss nothing depends on it.
     moe.losses = model(CASE).moe.unwrap().losses;
     of.name = CASE.to_owned();
+    // That of a config.json: biases stay as they are.
+    assert_eq!(of.assumptions.drain(..).count(), 1);
     assert_eq!(model(CASE), of);
 }
 

@@ -333,11 +333,11 @@ fn the_set_has_every_schedule_with_every_placement_it_can_have() {
     let kinds: BTreeSet<_> = some().iter().map(kind).collect();
     let hosts = ScheduleName::VOCAB.len();
     // Interlaced layers exist only with 1F1B.
-    assert_eq!(kinds.len(), 15 * 3 + hosts * 3 + 1);
+    assert_eq!(kinds.len(), 16 * 3 + hosts * 3 + 1);
     // Schedules that run micro-batches in groups or from two ends need an even number, and DualPipe
     // needs more of them than pipeline ranks.
     let plain = all().iter().filter(|case| case.place == Vocab::FirstLast).count();
-    assert_eq!(plain, 4 * (13 + 15 + 10));
+    assert_eq!(plain, 4 * (14 + 16 + 10));
     for case in [true, false] {
         assert!(some().iter().any(|chosen| chosen.tied == case && chosen.place.passes().is_some()));
         assert!(some().iter().any(|chosen| chosen.sequence_parallel == case));
