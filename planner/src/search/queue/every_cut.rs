@@ -49,26 +49,11 @@ impl Run<'_> {
                     self.push(context.every_cut(bound_s, apart));
                 }
             }
-            loop {
-                while team.is_hungry() {
-                    let is_over = task.is_stopped() || self.work >= most_work;
-                    let nodes = if is_over { vec![] } else { self.next_batch() };
-                    if nodes.is_empty() {
-                        break;
-                    }
-                    let paths = Arc::clone(&self.paths);
-                    team.send(Batch::Nodes(nodes, self.best_s, first_work, paths));
-                }
-                if team.is_idle() {
-                    break;
-                }
-                for answer in team.receive() {
-                    if let Answer::Expansion(expansion) = answer {
-                        self.take(*expansion);
-                    }
-                }
-                progress(self.standing());
-            }
+            let work = |run: &Self| {
+                let is_over = task.is_stopped() || run.work >= most_work;
+                (!is_over).then_some(first_work)
+            };
+            self.expand_while(&mut team, work, progress);
             let least_s = self.least_waiting_s();
             self.waiting.clear();
             if least_s < self.best_s { least_s } else { f64::INFINITY }

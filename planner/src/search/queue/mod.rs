@@ -211,16 +211,36 @@ impl<'a> Run<'a> {
         [until, earlier]: [Until<'_>; 2],
         progress: Progress<'_>,
     ) {
+        let work = |run: &Self| {
+            let passes = run.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline());
+            let until = if passes { earlier } else { until };
+            (!until.is_over()).then(|| run.work_left() / WORK_SHARE)
+        };
+        self.expand_while(team, work, progress);
+        self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
+        let contexts = &self.contexts;
+        let count = |waiting: Waiting| match waiting.what {
+            What::Context(index) => contexts[index].count(),
+            What::SearchNode(node) => node.count,
+        };
+        self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
+    }
+
+    /// Expands search nodes while `work` gives integer programs work for the next batch.
+    fn expand_while(
+        &mut self,
+        team: &mut Team<'_>,
+        work: impl Fn(&Self) -> Option<u64>,
+        progress: Progress<'_>,
+    ) {
         loop {
             // The threads work on the next batch while the answers to one are taken.
             while team.is_hungry() {
-                let passes = self.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline());
-                let until = if passes { earlier } else { until };
-                let nodes = if until.is_over() { vec![] } else { self.next_batch() };
+                let Some(work) = work(self) else { break };
+                let nodes = self.next_batch();
                 if nodes.is_empty() {
                     break;
                 }
-                let work = self.work_left() / WORK_SHARE;
                 team.send(Batch::Nodes(nodes, self.best_s, work, Arc::clone(&self.paths)));
             }
             if team.is_idle() {
@@ -233,13 +253,6 @@ impl<'a> Run<'a> {
             }
             progress(self.standing());
         }
-        self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
-        let contexts = &self.contexts;
-        let count = |waiting: Waiting| match waiting.what {
-            What::Context(index) => contexts[index].count(),
-            What::SearchNode(node) => node.count,
-        };
-        self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
     }
 
     /// Whether any configuration was asked for, and one was found.
