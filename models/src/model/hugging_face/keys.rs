@@ -12,6 +12,20 @@ pub(super) enum Use {
 
 use Use::{Carried, Read};
 
+/// All types but `gpt2`, whose keys have names of their own.
+const BUT_GPT2: [&str; 10] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "mixtral",
+    "deepseek_v3",
+    "gpt_oss",
+    "stablelm",
+];
+
 /// Every `model_type` that is read.
 pub(super) const ALL: [&str; 11] = [
     "llama",
@@ -45,37 +59,11 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 29] = [
         &ALL,
     ),
     (Read, &CHANGES_FORMULAS, &ALL),
-    (
-        Read,
-        &["hidden_dropout"],
-        &[
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "qwen3_moe",
-            "gemma2",
-            "mixtral",
-            "deepseek_v3",
-            "gpt_oss",
-            "stablelm",
-        ],
-    ),
+    (Read, &["hidden_dropout"], &BUT_GPT2),
     (
         Read,
         &["attention_dropout", "intermediate_size", "num_key_value_heads", "rope_theta"],
-        &[
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "qwen3_moe",
-            "gemma2",
-            "mixtral",
-            "deepseek_v3",
-            "gpt_oss",
-            "stablelm",
-        ],
+        &BUT_GPT2,
     ),
     (
         Read,
