@@ -6,7 +6,8 @@
 //! `make latency` runs 1,000 of each.
 //!
 //! Arguments: `--plan PATH` (the program), `--count N`, `--seed N`, `--slowest N` (how many to
-//! name), `--only requests|pinnings`.
+//! name), `--only requests|pinnings`, `--rows` (prints every answer's status, wall time, gap as
+//! searched and command).
 
 use meshwright_tests::random::Random;
 use models::decisions::{Decision, Decisions};
@@ -40,6 +41,7 @@ struct Options {
     seed: u64,
     slowest: usize,
     only: Option<String>,
+    rows: bool,
 }
 
 impl Options {
@@ -56,6 +58,7 @@ impl Options {
             seed: number("--seed").unwrap_or(1) as u64,
             slowest: number("--slowest").unwrap_or(5),
             only: value("--only"),
+            rows: args.iter().any(|arg| arg == "--rows"),
         }
     }
 }
@@ -169,6 +172,9 @@ fn report(what: &str, verb: &str, commands: &[Vec<String>], options: &Options) {
         println!("  over {limit_s} s       {over}");
     }
     runs.sort_by(|a, b| b.wall_s.total_cmp(&a.wall_s));
+    for Run { command, wall_s, status, searched_gap, .. } in runs.iter().filter(|_| options.rows) {
+        println!("  row {status} {wall_s:.3} {:.6} {command}", searched_gap.unwrap_or(1.0));
+    }
     for Run { command, wall_s, status, .. } in runs.iter().take(options.slowest) {
         println!("  {wall_s:7.3} s  exit {status}  {command}");
     }
