@@ -9,6 +9,7 @@
 //! the longest chain between the milestones of the stage's order
 //! ([`crate::partition::milestones`]).
 
+use super::closed;
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
@@ -214,17 +215,93 @@ impl<'a> PartitionBound<'a> {
     /// The bound of [`Self::solve`]; `limit_s` where that is not below it, and infinite where
     /// nothing fits. A high limit leaves many cuts open, so lower limits are tried first.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.passes_s();
-        let least_s = self.spec.m() * mean_s;
-        let mut try_s = 1.03 * super::closed::passes_s(self.spec, self.work, 0.0).max(least_s);
+        let (spec, work, state) = (self.spec, self.work, self.state);
+        let mean_s = work.load_s() / spec.ranks as f64 + spec.passes_s();
+        let least_s = spec.m() * mean_s;
+        let with_state_s = closed::with_state_s(spec, work, state, 0.0);
+        let reduced_s = with_state_s - closed::least_step_s(spec, work, state);
+        let mut try_s = 1.03 * closed::passes_s(spec, work, 0.0).max(least_s).max(reduced_s);
         while try_s < limit_s.min(MAX_LIMIT_FACTOR * least_s) {
-            if let Some(cuts) = self.solve(try_s) {
-                return cuts.bound_s;
+            if let Some(bound_s) = self.least_below(try_s) {
+                return bound_s;
             }
             try_s *= LIMIT_GROWTH;
         }
         let beyond_s = || self.first_starts(f64::INFINITY).map_or(f64::INFINITY, |_| limit_s);
-        self.solve(limit_s).map_or_else(beyond_s, |cuts| cuts.bound_s)
+        self.least_below(limit_s).unwrap_or_else(beyond_s)
+    }
+
+    /// The bound of [`Self::solve`], without the ranges.
+    fn least_below(&self, limit_s: f64) -> Option<f64> {
+        let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
+        let mut behind = vec![f64::INFINITY; self.len() + 1];
+        behind[self.len()] = 0.0;
+        for stage in (0..self.spec.ranks).rev() {
+            let mut here = vec![f64::INFINITY; self.len() + 1];
+            let ends = (least[stage + 1], most[stage + 1]);
+            let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
+            for (start, best_s) in starts {
+                *best_s = self.least_from(stage, start, ends, &behind, limit_s);
+            }
+            behind = here;
+        }
+        (behind[0] < limit_s).then_some(behind[0])
+    }
+
+    /// The least of the largest rows of a stage that starts at `start` and of the later stages;
+    /// infinite where it is `limit_s` or more. A longer range has a longer row without waits, and
+    /// mostly leaves less to the later stages: the search begins where the two meet.
+    fn least_from(
+        &self,
+        stage: usize,
+        start: usize,
+        ends: (usize, usize),
+        behind: &[f64],
+        limit_s: f64,
+    ) -> f64 {
+        let first = ends.0.max(start + self.fewest(stage));
+        let sure_s = |end: usize, row: &Row| row.total_s + self.sure_tail_s(start, end);
+        let (mut low, mut high) = (first, ends.1 + 1);
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            let row = self.row(stage, start, middle);
+            let meets = sure_s(middle, &row) >= behind[middle].min(limit_s);
+            (low, high) = if meets { (low, middle) } else { (middle + 1, high) };
+        }
+        let mut best_s = limit_s;
+        for end in low..=ends.1 {
+            let row = self.row(stage, start, end);
+            if sure_s(end, &row) >= best_s {
+                break;
+            }
+            if behind[end] < best_s {
+                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind[end]));
+            }
+        }
+        for end in (first..low).rev() {
+            if behind[end] < best_s {
+                let row = self.row(stage, start, end);
+                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind[end]));
+            }
+        }
+        if best_s < limit_s { best_s } else { f64::INFINITY }
+    }
+
+    /// The largest row of a stage and the later ones, of which the longest takes `behind_s`, with
+    /// the reductions of rank 0.
+    fn value_s(
+        &self,
+        stage: usize,
+        (start, end): (usize, usize),
+        row: &Row,
+        behind_s: f64,
+    ) -> f64 {
+        let splits = self.spec.splits_backward();
+        let own_s = match splits {
+            true => self.split_s(stage, (start, end), row),
+            false => row.total_s + self.waits_s(stage, end, row),
+        };
+        own_s.max(behind_s) + if stage == 0 && !splits { self.tail_s(end) } else { 0.0 }
     }
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
@@ -261,23 +338,15 @@ impl<'a> PartitionBound<'a> {
         let first = ends.0.max(start + self.fewest(stage));
         for (end, behind_s) in behind.iter().enumerate().take(ends.1 + 1).skip(first) {
             let row = self.row(stage, start, end);
-            let splits = self.spec.splits_backward();
-            let own_tail_s = if splits { self.own_tail_s(start, end) } else { 0.0 };
-            if row.total_s + own_tail_s >= limit_s {
+            if row.total_s + self.sure_tail_s(start, end) >= limit_s {
                 break;
             }
             if *behind_s >= limit_s {
                 continue;
             }
-            let own_s = if splits {
-                self.split_s(stage, (start, end), &row)
-            } else {
-                row.total_s + self.waits_s(stage, end, &row)
-            };
-            let value_s = own_s.max(*behind_s);
+            let value_s = self.value_s(stage, (start, end), &row, *behind_s);
             if value_s < limit_s {
-                let tail_s = if stage == 0 && !splits { self.tail_s(end) } else { 0.0 };
-                best_s = best_s.min(value_s + tail_s);
+                best_s = best_s.min(value_s);
                 ranges.push((start, end));
             }
         }
@@ -313,6 +382,16 @@ impl<'a> PartitionBound<'a> {
         self.state.tail_of_s(params, 1)
     }
 
+    /// The reductions that follow a rank's passes in every row, s: with a split backward, its own.
+    fn sure_tail_s(&self, start: usize, end: usize) -> f64 {
+        if self.spec.splits_backward() { self.own_tail_s(start, end) } else { 0.0 }
+    }
+
+    /// Whether a row without waits lies below a limit.
+    fn is_open(&self, stage: usize, (start, end): (usize, usize), limit_s: f64) -> bool {
+        self.row(stage, start, end).total_s + self.sure_tail_s(start, end) < limit_s
+    }
+
     /// The reductions of rank 0: nothing hides them, and every row ends with its last pass.
     fn tail_s(&self, end: usize) -> f64 {
         self.state.tail_of_s(self.before[end].params, 1)
@@ -329,11 +408,11 @@ impl<'a> PartitionBound<'a> {
             // fit.
             let fits = |end: &usize| {
                 let start = end.checked_sub(self.fewest(stage));
-                start.is_some_and(|start| self.row(stage, start, *end).total_s < limit_s)
+                start.is_some_and(|start| self.is_open(stage, (start, *end), limit_s))
             };
             let end = (least[stage + 1]..=self.len()).find(fits)?;
             let mut start = end - self.fewest(stage);
-            while start > 0 && self.row(stage, start - 1, end).total_s < limit_s {
+            while start > 0 && self.is_open(stage, (start - 1, end), limit_s) {
                 start -= 1;
             }
             least[stage] = start;
@@ -348,7 +427,7 @@ impl<'a> PartitionBound<'a> {
         for stage in 0..p {
             let start = most[stage];
             let mut end = (start + self.fewest(stage)).min(self.len());
-            while end < self.len() && self.row(stage, start, end + 1).total_s < limit_s {
+            while end < self.len() && self.is_open(stage, (start, end + 1), limit_s) {
                 end += 1;
             }
             most[stage + 1] = end;

@@ -1,6 +1,7 @@
 //! Dives: from search nodes straight to a configuration that is likely to be fast.
 
 use super::layout::LayoutView;
+use super::states::StateBounds;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
@@ -124,7 +125,8 @@ impl Worker<'_> {
             if bound_s >= expansion.bar_s(best_s) || self.task.is_stopped() {
                 continue;
             }
-            let node = SearchNode { bound_s, decisions, stage: Stage::Checked, count: 1 };
+            let stage = Stage::States(StateBounds::default());
+            let node = SearchNode { bound_s, decisions, stage, count: 1 };
             self.price_promising(&node, parallel, best_s, &mut expansion);
         }
         expansion
@@ -152,8 +154,12 @@ impl Worker<'_> {
                 break;
             }
             let d = view.of(&node.decisions);
-            let paths = Paths::default();
-            self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
+            let Some(placed_s) = self.placed_state_s(&d, view, parallel, bar_s) else { continue };
+            let bound_s = bound_s.max(placed_s);
+            if bound_s < bar_s {
+                let paths = Paths::default();
+                self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
+            }
         }
     }
 }

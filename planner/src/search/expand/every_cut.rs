@@ -154,10 +154,7 @@ impl Worker<'_> {
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.best_of_every_cut(known, within, limits, &mut self.scratch);
         let report = found.report;
-        expansion.ilps = report.solves as u64;
-        expansion.ilp_s = report.elapsed_s;
-        expansion.work = report.work.max(1);
-        expansion.paths = found.paths.into_iter().map(|path| (key, path)).collect();
+        expansion.take_program(key, &report, found.paths);
         if !report.proven {
             let bound_s = waiting.bound_s.max(configuration.with_overheads_s(report.bound_s));
             let stage = EveryCutStage::Configuration(work.saturating_mul(MORE));

@@ -2,6 +2,7 @@
 //! pipelines.
 
 use super::layout::{BoundSource, LayoutView, PipelineBound};
+use super::states::StateBounds;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::pricing::listed_cuts::is_complete;
 use crate::request::space::ExpertSplit;
@@ -230,7 +231,8 @@ impl Worker<'_> {
         if bound_s >= best_s {
             return Expansion::cut(node.count);
         }
-        let part = SearchNode { bound_s, stage: Stage::Checked, ..node.clone() };
+        let stage = Stage::States(StateBounds::default());
+        let part = SearchNode { bound_s, stage, ..node.clone() };
         Expansion { parts: vec![part], ..Expansion::default() }
     }
 }

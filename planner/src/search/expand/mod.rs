@@ -5,10 +5,12 @@ pub(super) mod every_cut;
 pub(super) mod group;
 mod layout;
 mod place;
+mod states;
 
 use every_cut::EveryCutStage;
 use group::Group;
 use layout::{BoundSource, LayoutKey, LayoutView};
+use states::StateBounds;
 
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::cuts::PartitionBound;
@@ -97,7 +99,11 @@ impl Context {
 impl SearchNode {
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
-        matches!(self.stage, Stage::Checked | Stage::EveryCut(EveryCutStage::Configuration(_)))
+        match self.stage {
+            Stage::States(_) | Stage::Placed => true,
+            Stage::EveryCut(EveryCutStage::Configuration(_)) => true,
+            _ => false,
+        }
     }
 }
 
@@ -116,18 +122,14 @@ pub(super) enum Stage {
     Bounded(Group),
     /// One pipeline, with the source of its bound.
     Pipeline(BoundSource),
-    /// One pipeline, bounded with the recomputation that memory makes necessary. Parameter state is
-    /// open.
-    Checked,
+    /// One pipeline, bounded with the recomputation that memory makes necessary, and the choices
+    /// of parameter state that are open.
+    States(StateBounds),
+    /// One configuration whose placement was priced: a faster one may remain, which the integer
+    /// program finds.
+    Placed,
     /// What is open over every cut after listed cuts were searched.
     EveryCut(EveryCutStage),
-}
-
-/// A combination whose bound lies below the incumbent after its placement was priced.
-#[derive(Clone, Debug)]
-pub(super) struct Open {
-    pub decisions: Decisions,
-    pub bound_s: f64,
 }
 
 /// A configuration that was found.
@@ -143,7 +145,6 @@ pub(super) struct Candidate {
 pub(super) struct Expansion {
     pub parts: Vec<SearchNode>,
     pub best: Option<Candidate>,
-    pub open: Vec<Open>,
     pub cut_by_time: u64,
     pub cut_by_memory: u64,
     pub cut_by_dominance: u64,
@@ -168,7 +169,6 @@ impl Default for Expansion {
         Self {
             parts: vec![],
             best: None,
-            open: vec![],
             cut_by_time: 0,
             cut_by_memory: 0,
             cut_by_dominance: 0,
@@ -189,11 +189,6 @@ pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
 impl Expansion {
     fn cut(count: u64) -> Self {
         Self { cut_by_time: count, ..Self::default() }
-    }
-
-    /// Combinations that were cut or placed.
-    fn settled(&self) -> u64 {
-        self.cut_by_time + self.cut_by_memory + self.cut_by_dominance + self.placed
     }
 
     fn bar_s(&self, best_s: f64) -> f64 {
@@ -225,8 +220,8 @@ pub(super) struct Worker<'a> {
     /// By cost key of the first split, number of splits and whether there are several stages.
     least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
-    /// The pipeline priced last, without its parameter state: see [`Worker::stated`].
-    last_spec: Option<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
+    /// The pipelines priced last, without their parameter state: see [`Worker::stated`].
+    last_specs: Vec<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
     /// Work left for the integer programs of the current search node.
     work: u64,
     /// Candidate partitions that are priced at most of one configuration.
@@ -247,7 +242,7 @@ impl<'a> Worker<'a> {
             choices: HashMap::default(),
             least_works: HashMap::default(),
             layouts: HashMap::default(),
-            last_spec: None,
+            last_specs: vec![],
             work: u64::MAX,
             most_cuts: usize::MAX,
         }
@@ -276,9 +271,10 @@ impl<'a> Worker<'a> {
             Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
                 own.check_pipeline(node, parallel, *source, best_s, paths)
             }),
-            Stage::Checked => self.with_layout(&node.decisions, |own, parallel| {
-                own.expand_states(node, parallel, best_s, paths)
+            Stage::States(bounds) => self.with_layout(&node.decisions, |own, parallel| {
+                own.expand_states(node, bounds, parallel, best_s, paths)
             }),
+            Stage::Placed => self.solve_program(node, (best_s, work), paths),
             Stage::EveryCut(stage) => self.expand_every_cut(node, stage, (best_s, work), paths),
         }
     }

@@ -1,7 +1,7 @@
 //! Prices the choices of parameter state of one pipeline, or prunes them by a bound.
 
 use super::layout::LayoutView;
-use super::{Candidate, Expansion, Open, Paths, SearchNode, Worker};
+use super::{Candidate, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::candidates::ListedBound;
 use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
@@ -38,97 +38,31 @@ impl Expansion {
             self.best = best;
         }
     }
+
+    /// Records the effort of integer programs of one configuration, and the chains they found.
+    pub(super) fn take_program(
+        &mut self,
+        key: PipelineKey,
+        report: &ilp::Report,
+        paths: Vec<CriticalPath>,
+    ) {
+        self.ilps += report.solves as u64;
+        self.ilp_s += report.elapsed_s;
+        self.work += report.work.max(1);
+        self.paths.extend(paths.into_iter().map(|path| (key, path)));
+    }
 }
+
+/// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
+const LAST_SPECS: usize = 4;
 
 /// Multiples of a bound up to which placements are sought in turn.
 const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
-/// From this many choices on, a group is first bounded as a whole.
-const WORTH_A_LOOK: usize = 3;
-
 impl Worker<'_> {
-    /// Settles every ZeRO stage, shard group, offloading and rank order of one pipeline.
-    pub(super) fn expand_states(
-        &mut self,
-        node: &SearchNode,
-        parallel: &mut LayoutView,
-        best_s: f64,
-        paths: &Paths,
-    ) -> Expansion {
-        let (spec, work) = self.spec(parallel, &node.decisions);
-        let states = Rc::clone(&parallel.states);
-        let mut expansion = Expansion::default();
-        let bound_s = |view: &StateView| self.state_s(&spec, &work, view).max(node.bound_s);
-        let mut groups: Vec<_> =
-            states.groups.iter().map(|group| (bound_s(&group.least), group)).collect();
-        groups.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (least_s, group) in groups {
-            if self.task.is_stopped() {
-                break;
-            }
-            let bar_s = expansion.bar_s(best_s);
-            let mut views = vec![];
-            if least_s < bar_s {
-                let bound_s = |view| self.state_s(&spec, &work, view).max(node.bound_s);
-                views.extend(group.views.iter().map(|view| (bound_s(view), view)));
-                views.retain(|(bound_s, _)| *bound_s < bar_s);
-            }
-            let d = group.least.of(&node.decisions);
-            if views.len() >= WORTH_A_LOOK && self.is_beyond(&d, &group.least, parallel, bar_s) {
-                views.clear();
-            }
-            expansion.cut_by_time += (group.views.len() - views.len()) as u64;
-            views.sort_by(|a, b| a.0.total_cmp(&b.0));
-            for (bound_s, view) in views {
-                if self.task.is_stopped() {
-                    break;
-                }
-                if bound_s >= expansion.bar_s(best_s) {
-                    expansion.cut_by_time += 1;
-                } else {
-                    let d = view.of(&node.decisions);
-                    self.price_state(d, view, parallel, (bound_s, best_s), paths, &mut expansion);
-                }
-            }
-        }
-        // Where the search was stopped, the rest stays open.
-        let count = node.count.saturating_sub(expansion.settled());
-        if count > 0 && self.task.is_stopped() {
-            expansion.parts = vec![SearchNode { count, ..node.clone() }];
-        }
-        expansion
-    }
-
-    /// Whether `least`, the componentwise minimum of a group, is pruned on a pipeline.
-    fn is_beyond(
-        &mut self,
-        d: &Decisions,
-        least: &StateView,
-        parallel: &LayoutView,
-        bar_s: f64,
-    ) -> bool {
-        let (spec, plain, work) = self.stated(d, least, parallel);
-        let limit_s = self.pipeline_s(bar_s) - closed::least_step_s(&spec, &work, least);
-        let budget_bytes = self.budget_bytes(&spec, &plain, least);
-        match CutList::of(d.vocab, d.vpp) {
-            Some(list) => {
-                let listed_bound =
-                    ListedBound { spec: &spec, work: &work, state: least, budget_bytes };
-                let limit_s = limit_s * self.slack(list, &spec);
-                !listed_bound.is_below(&self.candidates(list, &spec), limit_s)
-            }
-            None => {
-                let layers = &self.cache.layers;
-                let partition_bound =
-                    PartitionBound::new(&spec, &work, least, layers, budget_bytes);
-                partition_bound.in_made_order(&self.cache).solve(limit_s).is_none()
-            }
-        }
-    }
-
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
     /// passes. Configurations that differ in ZeRO stage, shard group and offloading alone follow
-    /// one another and share the first two.
+    /// one another, mixed with those of another rank order, and share the first two.
     pub(super) fn stated(
         &mut self,
         d: &Decisions,
@@ -137,16 +71,22 @@ impl Worker<'_> {
     ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
         let pipeline =
             Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
-        let known = self.last_spec.take().filter(|(of, ..)| *of == pipeline);
-        let (_, spec, plain) = known.unwrap_or_else(|| {
-            let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
-            let plain = match d.vocab.over_pipeline() {
-                true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
-                false => Rc::clone(&parallel.work),
-            };
-            (pipeline.clone(), spec, plain)
-        });
-        self.last_spec = Some((pipeline, spec, Rc::clone(&plain)));
+        let known = self.last_specs.iter().find(|(of, ..)| *of == pipeline);
+        let (spec, plain) = match known {
+            Some((_, spec, plain)) => (*spec, Rc::clone(plain)),
+            None => {
+                let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
+                let plain = match d.vocab.over_pipeline() {
+                    true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
+                    false => Rc::clone(&parallel.work),
+                };
+                if self.last_specs.len() == LAST_SPECS {
+                    self.last_specs.clear();
+                }
+                self.last_specs.push((pipeline, spec, Rc::clone(&plain)));
+                (spec, plain)
+            }
+        };
         let work = view.added_to(&plain, &spec);
         (spec, plain, work)
     }
@@ -165,6 +105,7 @@ impl Worker<'_> {
         self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
     }
 
+    /// Prices a configuration whose placements take at least `bound_s`, with overheads.
     pub(super) fn price_state(
         &mut self,
         d: Decisions,
@@ -176,13 +117,8 @@ impl Worker<'_> {
     ) {
         let bar_s = expansion.bar_s(best_s);
         let (spec, plain, work) = self.stated(&d, view, parallel);
-        let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
-        let least = closed::least_bytes(&spec, &plain, view.bytes);
-        if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
-            expansion.cut_by_memory += 1;
-            return;
-        }
         let step_s = closed::least_step_s(&spec, &work, view);
+        let key = PipelineKey::new(&d);
         if let Some(list) = CutList::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&spec, &plain, view);
             let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
@@ -190,7 +126,6 @@ impl Worker<'_> {
             let slack = self.slack(list, &spec);
             let limit_s = self.pipeline_s(bar_s) * slack - step_s;
             let mut below = listed_bound.below(&candidates, limit_s);
-            let key = PipelineKey::new(&d);
             let known = known_paths(&key, paths, &expansion.paths);
             below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &known) < limit_s);
             if below.is_empty() {
@@ -212,13 +147,12 @@ impl Worker<'_> {
             }
             return;
         }
-        let mut pipeline_s = self.placed_s(&spec, &work, view, bar_s) + step_s;
-        if spec.chunks == 1 && self.with_overheads_s(pipeline_s) < bar_s {
-            let known = known_paths(&PipelineKey::new(&d), paths, &expansion.paths);
-            pipeline_s = pipeline_s
-                .max(self.chains_s(&d, &parallel.layer_costs, view, bar_s, &known) + step_s);
+        let mut bound_s = bound_s;
+        if spec.chunks == 1 {
+            let known = known_paths(&key, paths, &expansion.paths);
+            let chains_s = self.chains_s(&d, &parallel.layer_costs, view, bar_s, &known);
+            bound_s = bound_s.max(self.with_overheads_s(chains_s + step_s));
         }
-        let bound_s = bound_s.max(self.with_overheads_s(pipeline_s));
         if bound_s >= bar_s {
             expansion.cut_by_time += 1;
             return;
@@ -255,8 +189,8 @@ impl Worker<'_> {
         known.iter().map(path_s).fold(0.0, f64::max)
     }
 
-    /// Whether known chains prune an open combination.
-    pub fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
+    /// Whether known chains prune a configuration.
+    fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
         let layer_costs = self.cache.layer_costs(d);
         let view = StateView::new(&self.cache, d, &layer_costs.params);
         let spec = PipelineSpec::new(&self.cache, d, &layer_costs);
@@ -324,8 +258,44 @@ impl Worker<'_> {
         best
     }
 
-    /// Prices the placement that the dynamic program finds, and leaves the combination open where a
-    /// better placement than the incumbent may remain.
+    /// Settles a configuration by the integer program, with no more than this work.
+    pub(super) fn solve_program(
+        &mut self,
+        node: &SearchNode,
+        (best_s, work): (f64, u64),
+        paths: &Paths,
+    ) -> Expansion {
+        let mut expansion = Expansion::default();
+        let d = &node.decisions;
+        let key = PipelineKey::new(d);
+        let known = paths.get(&key).cloned().unwrap_or_default();
+        if self.is_cut_by(d, best_s, &known) {
+            return expansion;
+        }
+        let Ok(configuration) = Configuration::new(&self.cache, d.clone()) else {
+            return expansion;
+        };
+        let cutoff_s = configuration.pipeline_s(best_s);
+        let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
+            return expansion;
+        };
+        let limits = ilp::Limits { work, paths: true, until: self.task.until };
+        let (report, found) =
+            ilp::solve_with(&problem, known, cutoff_s, limits, &mut self.scratch);
+        expansion.take_program(key, &report, found);
+        if let Some((choice, value_s)) = &report.best {
+            let placed = configuration.placed(&problem, choice);
+            expansion.best =
+                placed.and_then(|placed| offer(&configuration, placed, *value_s, best_s));
+        }
+        if !report.proven {
+            expansion.open_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
+        }
+        expansion
+    }
+
+    /// Prices the placement that the dynamic program finds, and leaves the configuration to the
+    /// integer program where a better placement than the incumbent may remain.
     pub(super) fn place(
         &mut self,
         d: Decisions,
@@ -357,7 +327,8 @@ impl Worker<'_> {
         if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
             let path = problem.critical_path(&bounded.choice, &mut self.scratch);
             expansion.paths.push((PipelineKey::new(&configuration.decisions), path));
-            expansion.open.push(Open { decisions: configuration.decisions, bound_s });
+            let decisions = configuration.decisions;
+            expansion.parts.push(SearchNode { bound_s, decisions, count: 0, stage: Stage::Placed });
         }
     }
 }

@@ -1,74 +1,14 @@
-//! What follows when no search node is left to expand, or the time is up: integer programs, local
-//! search, and the bound of what the search leaves out.
+//! What follows when no search node is left to expand, or the time is up: local search, and the bound of what the search leaves out.
 
-use super::super::expand::{Candidate, Open, SLACK, Worker};
+use super::super::expand::{Candidate, SLACK, Worker};
 use super::super::left_open::{self, LeftOut};
-use super::{CLIMBING, PROVING, Progress, Run, WORK_SHARE, remember};
-use crate::partition::ilp;
-use crate::pricing::Configuration;
-use crate::pricing::pipelines::PipelineKey;
+use super::{CLIMBING, Progress, Run};
 use crate::request::Task;
-use crate::until::Until;
 use models::decisions::{Decisions, RankOrder};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 impl Run<'_> {
-    /// Settles the combinations left open by bounds and incumbents, most promising first.
-    pub(super) fn prove_open(&mut self) {
-        let task = Task { until: self.task.until.share(PROVING), ..self.task.clone() };
-        let mut worker = Worker::new(&task, Arc::clone(&self.pipelines));
-        let mut open = std::mem::take(&mut self.open);
-        open.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
-        for node in open {
-            let known =
-                self.paths.get(&PipelineKey::new(&node.decisions)).map_or(&[][..], Vec::as_slice);
-            if node.bound_s >= self.best_s || worker.is_cut_by(&node.decisions, self.best_s, known)
-            {
-                continue;
-            }
-            if self.work_left() == 0 || task.is_stopped() {
-                self.open_bound_s = self.open_bound_s.min(node.bound_s);
-            } else {
-                self.prove(&mut worker, node, task.until);
-            }
-        }
-    }
-
-    /// Settles a combination by the integer program.
-    fn prove(&mut self, worker: &mut Worker<'_>, node: Open, until: Until<'_>) {
-        let Ok(configuration) = Configuration::new(&worker.cache, node.decisions) else { return };
-        let cutoff_s = configuration.pipeline_s(self.best_s);
-        let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
-            return;
-        };
-        // No combination takes all the work left: others may need less.
-        let work = (self.task.solver_work / WORK_SHARE).min(self.work_left());
-        let limits = ilp::Limits { work, paths: true, until };
-        let key = PipelineKey::new(&configuration.decisions);
-        let known = self.paths.get(&key).cloned().unwrap_or_default();
-        let (report, more) =
-            ilp::solve_with(&problem, known, cutoff_s, limits, &mut worker.scratch);
-        let kept = Arc::make_mut(&mut self.paths).entry(key).or_default();
-        more.into_iter().for_each(|path| remember(kept, path, self.most_paths));
-        self.proof.ilps += report.solves as u64;
-        self.ilp_s += report.elapsed_s;
-        self.work += report.work;
-        if let Some((choice, value_s)) = &report.best {
-            let iteration_s = configuration.with_overheads_s(*value_s);
-            if let Some(placed) =
-                configuration.placed(&problem, choice).filter(|_| iteration_s < self.best_s)
-            {
-                self.best_s = iteration_s;
-                self.best = Some((configuration.decisions.clone(), placed));
-            }
-        }
-        if !report.proven {
-            let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
-            self.open_bound_s = self.open_bound_s.min(bound_s);
-        }
-    }
-
     /// Local search from all candidate partitions within [`SLACK`] of the incumbent. Which ones
     /// these are does not depend on the order in which they were found.
     pub(super) fn climb(&mut self, threads: usize) {

@@ -7,7 +7,7 @@ mod every_cut;
 mod finish;
 mod team;
 
-use super::expand::{Candidate, Context, Expansion, Open, Paths, SearchNode, Worker};
+use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Worker};
 use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::Pipelines;
@@ -29,17 +29,16 @@ use team::{Answer, Batch, Team};
 const BATCH: usize = 128;
 /// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
 const LEAVES_AT_ONCE: usize = 8;
-/// The integer programs of one problem take at most this fraction (1/n) of the work left.
+/// The integer programs of one search node take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
 /// More threads would each price the same layers again.
 const MAX_THREADS: usize = 8;
 
 /// Share of the time left that each phase gets where the time is limited: expanding search nodes,
-/// of which dives, proving what is open, local search; the rest bounds what is left out. What a
+/// of which dives, local search; the rest bounds what is left out. What a
 /// phase does not use is left to the next.
 const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
-const PROVING: f64 = 0.5;
 const CLIMBING: f64 = 0.5;
 /// Share of the time for expanding after the dives, where the incumbent has vocabulary passes.
 const WITH_PASSES: f64 = 0.75;
@@ -59,7 +58,6 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         run.expand_all(&mut team, [expanding.until, earlier], progress);
         drop(team);
         if !run.is_enough() {
-            run.prove_open();
             run.climb(threads);
             run.bound_left_open(threads, progress);
         }
@@ -118,7 +116,6 @@ struct Run<'a> {
     /// The incumbent's time with overheads, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
-    open: Vec<Open>,
     paths: Arc<Paths>,
     /// Chains kept per pipeline.
     most_paths: usize,
@@ -151,7 +148,6 @@ impl<'a> Run<'a> {
             expansions: 0,
             best_s: task.cutoff_s,
             best: None,
-            open: vec![],
             paths: Arc::default(),
             most_paths: MAX_PATHS,
             open_bound_s: f64::INFINITY,
@@ -305,7 +301,6 @@ impl<'a> Run<'a> {
         self.ilp_s += expansion.ilp_s;
         self.work += expansion.work;
         self.open_bound_s = self.open_bound_s.min(expansion.open_s);
-        self.open.extend(expansion.open);
         self.near.extend(expansion.near);
         if !expansion.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
