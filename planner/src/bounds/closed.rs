@@ -9,19 +9,18 @@ use models::schedule::ScheduleName;
 /// Lower bound on the passes of any placement on a pipeline, s. `spent_s` is a lower bound on what
 /// memory and parameter state add to the layers' forward and backward of one micro-batch.
 ///
-/// The load is that of the layers, of the vocabulary layers where stages hold them, and of blocking
-/// transfers.
+/// The load is that of the layers, of the vocabulary layers where stages hold them, of blocking
+/// transfers and of the gaps between passes.
 pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
-    let crossings_s = 2.0 * spec.boundaries() as f64 * spec.transfer_s;
-    let blocking_s = if spec.transfer_blocks { crossings_s } else { 0.0 };
+    let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * 2.0 * spec.gap_s;
     if !spec.schedule.is_whole() {
-        return unlike_1f1b_s(spec, work, spent_s, blocking_s);
+        return unlike_1f1b_s(spec, work, spent_s, between_s);
     }
     if let Some(way) = spec.passes {
-        return with_passes_s(m, p, work.load_s() + spent_s + blocking_s, way.passes_s);
+        return with_passes_s(m, p, work.load_s() + spent_s + between_s, way.passes_s);
     }
-    let half_s = blocking_s / 2.0;
+    let half_s = between_s / 2.0;
     let ends_s = |value: fn(&VocabEnd) -> f64| value(&work.embedding) + value(&work.head);
     let forward_s = work.layers_s(|kind| kind.forward_s) + ends_s(|end| end.forward_s) + half_s;
     let backward_s = work.layers_s(|kind| kind.backward_s) + ends_s(|end| end.backward_s) + half_s;
@@ -38,17 +37,19 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
 ///   separate;
 /// - with one chunk per rank, all micro-batches of a stage after the first forwards of the stages
 ///   before it ([`split_rows_s`]).
-fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, blocking_s: f64) -> f64 {
+fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, between_s: f64) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
     let held =
         |end: &VocabEnd, value: f64| if spec.passes.is_some() { 0.0 } else { end.load_s() - value };
     let ends_s = held(&work.embedding, 0.0) + held(&work.head, 0.0);
-    let mean_s = (work.load_s() + ends_s + spent_s + blocking_s) / p + spec.passes_s();
+    let weight_gaps_s = spec.stages() as f64 * spec.gaps_s()[2];
+    let load_s = work.load_s() + ends_s + spent_s + between_s + weight_gaps_s;
+    let mean_s = load_s / p + spec.passes_s();
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
     let way_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
         + held(&work.embedding, 0.0)
         + held(&work.head, apart(work.head.weight_s))
-        + blocking_s
+        + between_s
         + spent_s;
     let longest_s = (m * mean_s).max(looped_way_s(spec, way_s));
     if spec.chunks > 1 {
@@ -86,7 +87,7 @@ fn several_chunks_s(spec: &PipelineSpec, total_s: f64) -> f64 {
 /// the first micro-batch goes back: at least the mean over stages of either.
 fn looped_way_s(spec: &PipelineSpec, total_s: f64) -> f64 {
     let stages = spec.stages() as f64;
-    let latency_s = spec.boundaries() as f64 * spec.round_trip_s();
+    let latency_s = 2.0 * (spec.transfers_s() - spec.blocking_s());
     let others_s = match spec.schedule {
         ScheduleName::LoopedBfs | ScheduleName::GPipe => (spec.m() - 1.0) * total_s / stages,
         _ => 0.0,
@@ -144,17 +145,20 @@ pub fn with_state_s(
         false => (embedding.load_s() + head.load_s(), spec.runs() * head.load_s()),
     };
     let vocab_s = m * spec.passes_s();
+    let gaps_s: f64 = spec.gaps_s().iter().sum();
+    let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
     let mean_s =
-        m * (work.load_s() + spent_s + ends_s) / p + vocab_s + tail_s(layers + dense(shared));
+        m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s + tail_s(layers + dense(shared));
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
         let held_s = if over_pipeline { tail_s(dense(ends)) } else { tail_s(dense(0.0)) };
-        let rows_s = rows_and_reductions_s(spec, work, view) + vocab_s + held_s;
+        let rows_s = rows_and_reductions_s(spec, work, view) + m * gaps_s + vocab_s + held_s;
         longest_s = longest_s.max(rows_s).max(path_and_reductions_s(spec, work, view) + held_s);
     }
     if !over_pipeline {
-        let down_s = work.layers_s(|kind| kind.forward_s) + embedding.forward_s;
-        let first_s = way_s(spec, work) + tail_s(dense(embedding.params));
+        let down_s = work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
+        let there_and_back_s = way_s(spec, work) + 2.0 * forward_way_s(spec);
+        let first_s = there_and_back_s + tail_s(dense(embedding.params));
         longest_s = longest_s.max(first_s).max(down_s + head_s + tail_s(dense(head.params)));
     }
     longest_s + least_step_s(spec, work, view)
@@ -175,8 +179,13 @@ fn dense(dense: f64) -> LocalParams {
     LocalParams { dense, expert: 0.0 }
 }
 
+/// Transfers and gaps of one micro-batch's forward path through all stages, s.
+fn forward_way_s(spec: &PipelineSpec) -> f64 {
+    spec.transfers_s() + spec.stages() as f64 * spec.gap_s
+}
+
 /// The forward and backward path of one micro-batch, s, without separate weight gradients,
-/// vocabulary passes and transfers.
+/// vocabulary passes, transfers and gaps.
 fn way_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
     let first = spec.options()[0];
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
@@ -223,7 +232,7 @@ fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     };
     let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
     let ratio = present().map(|(kind, _)| back_s(kind) / tail_s(kind)).fold(0.0, f64::max);
-    let way_s = way_s(spec, work);
+    let way_s = way_s(spec, work) + forward_way_s(spec);
     if !ratio.is_finite() || ratio <= 0.0 {
         return way_s;
     }

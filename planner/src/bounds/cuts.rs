@@ -60,18 +60,18 @@ struct Sums {
 
 /// A stage without its layers.
 struct StageView {
-    /// Vocabulary layers and blocking transfers in its own passes, s.
+    /// Vocabulary layers, blocking transfers and gaps in its own passes, s.
     forward_s: f64,
     backward_s: f64,
     weight_s: f64,
-    /// Vocabulary layers, transfers and links of the stages before it, forward and backward, s.
+    /// Vocabulary layers, transfers and gaps of the stages before it, forward and backward, s.
     to_s: f64,
     /// The backward part of `to_s`, s.
     back_s: f64,
     /// Milestones, where the backward is split. Without vocabulary passes, those of any order if
     /// its own cannot be counted; with vocabulary passes, none until the order is generated.
     milestones: Option<OrderMilestones>,
-    /// Vocabulary layers, transfers and links of the stages after it, forward and backward, s.
+    /// Vocabulary layers, transfers and gaps of the stages after it, forward and backward, s.
     from_s: f64,
     /// Micro-batches in flight.
     held: f64,
@@ -453,8 +453,11 @@ impl StageView {
         let (mut counts, holds_vocab) = (vec![], spec.passes.is_none());
         spec.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
-        let (mut forward_s, mut backward_s) = spec.crossings_s(stage);
-        let (mut weight_s, splits) = (0.0, spec.splits_backward());
+        let ([forward_gap_s, backward_gap_s, mut weight_s], crossings_s) =
+            (spec.gaps_s(), spec.crossings_s(stage));
+        let mut forward_s = crossings_s.0 + forward_gap_s;
+        let mut backward_s = crossings_s.1 + backward_gap_s;
+        let splits = spec.splits_backward();
         // Another order of summation must not rule out what just fits.
         let mut free_bytes = budget_bytes * (1.0 + 1e-9);
         let mut hold = |end: &VocabEnd, works: bool| {
@@ -480,9 +483,9 @@ impl StageView {
         };
         let before = stage > 0 && holds_vocab;
         let embedding_s = if before { work.embedding.backward_s } else { 0.0 };
-        // The backward of each earlier stage includes a transfer.
-        let blocking_s = if spec.transfer_blocks && p > 1 { spec.transfer_s } else { 0.0 };
-        let back_s = embedding_s + stage as f64 * (blocking_s + spec.round_trip_s() / 2.0);
+        // The backward of each earlier stage includes a transfer, or one comes before it.
+        let gaps_s = stage as f64 * backward_gap_s;
+        let back_s = embedding_s + spec.transfers_to_s(stage) + gaps_s;
         Self {
             forward_s,
             backward_s,
@@ -501,15 +504,18 @@ impl StageView {
     }
 }
 
-/// Blocking transfers and links of one micro-batch on stages `from..to`, forward and backward, s.
+/// Transfers and gaps of one micro-batch on stages `from..to`, forward and backward, s, with the
+/// link between these stages and the one stage at their side where transfers are latencies.
 fn way_s(spec: &PipelineSpec, from: usize, to: usize) -> f64 {
     if from >= to {
         return 0.0;
     }
-    let ends = usize::from(from == 0) + usize::from(to == spec.ranks);
-    let blocking_s =
-        if spec.transfer_blocks { (2 * (to - from) - ends) as f64 * spec.transfer_s } else { 0.0 };
-    blocking_s + (to - from) as f64 * spec.round_trip_s()
+    let transfers_s: f64 = match spec.transfer_blocks {
+        true => (from..to).map(|stage| spec.crossings_s(stage)).map(|(a, b)| a + b).sum(),
+        false if from == 0 => 2.0 * spec.transfers_to_s(to),
+        false => 2.0 * (from - 1..to - 1).map(|stage| spec.transfer_s(stage)).sum::<f64>(),
+    };
+    transfers_s + (to - from) as f64 * 2.0 * spec.gap_s
 }
 
 struct Row {

@@ -217,8 +217,7 @@ impl<'a> WholeLayers<'a> {
             Some(_) => 0.0,
             None => self.work.embedding.load_s() + self.work.head.load_s(),
         };
-        let crossing_s = if spec.transfer_blocks && spec.ranks > 1 { spec.transfer_s } else { 0.0 };
-        let transfers_s = spec.boundaries() as f64 * (spec.round_trip_s() + 2.0 * crossing_s);
+        let transfers_s = 2.0 * (spec.transfers_s() + spec.stages() as f64 * spec.gap_s);
         let way_s = self.work.load_s() + spent_s + ends_s + transfers_s;
         way_s + (spec.m() - 1.0) * longest_s + self.step_s
     }

@@ -6,9 +6,12 @@ use crate::partition::{OrderMilestones, VocabWay};
 use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::recompute_split::options;
-use crate::pricing::stage_transfers::{p2p_transfer, vocab_passes};
+use crate::pricing::stage_transfers::{
+    P2pTransfer, gap_s, p2p_transfer, transfer_blocks, vocab_passes,
+};
 use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
+use std::rc::Rc;
 
 /// Cost of one layer of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -196,7 +199,7 @@ impl MicroBatchCost {
 pub const MAX_COPIES: usize = 2;
 
 /// A pipeline as the bounds see it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSpec {
     /// Order of passes.
     pub schedule: ScheduleName,
@@ -206,10 +209,12 @@ pub struct PipelineSpec {
     pub chunks: usize,
     /// Micro-batches, `m`.
     pub micro_batches: usize,
-    /// Lower bound on one transfer between neighbouring ranks, s.
-    pub transfer_s: f64,
+    /// Lower bounds on the transfers between neighbouring ranks.
+    pub transfers: Rc<P2pTransfer>,
     /// Whether the transfer is part of both stages' passes; otherwise it is a latency.
     pub transfer_blocks: bool,
+    /// The gap with which every pass starts, s.
+    pub gap_s: f64,
     /// Where the vocabulary lives.
     pub vocab: Vocab,
     /// Vocabulary passes on each rank; the first and the last stage then hold no vocabulary layer.
@@ -221,14 +226,14 @@ pub struct PipelineSpec {
 impl PipelineSpec {
     /// The pipeline of `d`.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
-        let p2p_transfer = p2p_transfer(cache, d, layer_costs);
         Self {
             schedule: d.schedule,
             ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
-            transfer_s: p2p_transfer.least_s(),
-            transfer_blocks: p2p_transfer.blocks,
+            transfers: Rc::new(p2p_transfer(cache, d, layer_costs)),
+            transfer_blocks: transfer_blocks(cache, d),
+            gap_s: gap_s(cache, d),
             vocab: d.vocab,
             passes: vocab_passes(cache, d, layer_costs).map(|passes| passes.way(d.vocab)),
             recompute: d.recompute,
@@ -283,29 +288,48 @@ impl PipelineSpec {
         stage + 1 < self.stages() && rank(stage) != rank(stage + 1)
     }
 
-    /// Boundaries between stages of different ranks.
-    pub fn boundaries(&self) -> usize {
-        let turns = usize::from(self.layout() == StageLayout::V && self.chunks > 1);
-        if self.ranks == 1 { 0 } else { self.stages() - 1 - turns }
+    /// The transfer from `stage` to the next one, s; 0 where both lie on one rank, or there is
+    /// none.
+    pub fn transfer_s(&self, stage: usize) -> f64 {
+        let exists = self.ranks > 1 && stage + 1 < self.stages();
+        if exists { self.transfers.behind_s(self.layout(), self.ranks, stage) } else { 0.0 }
+    }
+
+    /// The transfers of one micro-batch's forward path from the first stage to `stage`, s.
+    pub fn transfers_to_s(&self, stage: usize) -> f64 {
+        (0..stage).map(|before| self.transfer_s(before)).sum()
+    }
+
+    /// The transfers of one micro-batch's forward path through all stages, s.
+    pub fn transfers_s(&self) -> f64 {
+        match self.ranks {
+            1 => 0.0,
+            ranks => self.transfers.along_s(self.layout(), ranks, self.stages()),
+        }
+    }
+
+    /// Those of them that are part of passes, s.
+    pub fn blocking_s(&self) -> f64 {
+        if self.transfer_blocks { self.transfers_s() } else { 0.0 }
     }
 
     /// Blocking transfers in the forward and in the backward of a stage, s.
     pub fn crossings_s(&self, stage: usize) -> (f64, f64) {
-        if self.ranks == 1 || !self.transfer_blocks {
+        if !self.transfer_blocks {
             return (0.0, 0.0);
         }
-        let transfer_s = |crosses: bool| if crosses { self.transfer_s } else { 0.0 };
-        (transfer_s(stage > 0 && self.crosses(stage - 1)), transfer_s(self.crosses(stage)))
+        (if stage > 0 { self.transfer_s(stage - 1) } else { 0.0 }, self.transfer_s(stage))
+    }
+
+    /// The gaps of one micro-batch on one stage, s: of its forward, its backward, and its weight
+    /// gradients where these are separate.
+    pub fn gaps_s(&self) -> [f64; 3] {
+        [self.gap_s, self.gap_s, if self.splits_backward() { self.gap_s } else { 0.0 }]
     }
 
     /// Whether the backward is split into input and weight gradients.
     pub fn splits_backward(&self) -> bool {
         self.schedule.splits_backward()
-    }
-
-    /// Latency from a stage to the next one and back, s; 0 where transfers block.
-    pub fn round_trip_s(&self) -> f64 {
-        if self.ranks == 1 || self.transfer_blocks { 0.0 } else { 2.0 * self.transfer_s }
     }
 
     /// Micro-batches in flight on a rank of 1F1B that would hold `plain` without vocabulary passes.
@@ -389,8 +413,9 @@ mod tests {
             ranks: p,
             chunks: 1,
             micro_batches: m,
-            transfer_s: 0.0,
+            transfers: Rc::new(P2pTransfer::none()),
             transfer_blocks: false,
+            gap_s: 0.0,
             vocab,
             passes: vocab.over_pipeline().then(VocabWay::default),
             recompute: RecomputePolicy::None,

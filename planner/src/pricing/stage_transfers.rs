@@ -12,7 +12,7 @@ use models::schedule::{ScheduleName, StageLayout};
 
 /// Point-to-point transfer of a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct P2pTransfer {
+pub struct P2pTransfer {
     /// Time from each pipeline rank to the next, s; the last entry is from the last rank to the
     /// first. A single entry where all are equal.
     times_s: Vec<f64>,
@@ -22,6 +22,19 @@ pub(crate) struct P2pTransfer {
 }
 
 impl P2pTransfer {
+    /// No transfer.
+    pub(crate) fn none() -> Self {
+        Self { times_s: vec![0.0], blocks: true }
+    }
+
+    /// The componentwise minimum of two.
+    pub(crate) fn least(self, other: &Self) -> Self {
+        let ranks = self.times_s.len().max(other.times_s.len());
+        let of = |own: &Self, rank: usize| own.times_s[if own.is_alike() { 0 } else { rank }];
+        let times_s = (0..ranks).map(|rank| of(&self, rank).min(of(other, rank))).collect();
+        Self { times_s, ..self }
+    }
+
     /// Whether all ranks are equally far from the next.
     pub(crate) fn is_alike(&self) -> bool {
         self.times_s.len() == 1
@@ -35,6 +48,26 @@ impl P2pTransfer {
             self.between_s(rank(stage), rank(stage + 1))
         };
         (0..layout.copies()).map(of_copy).fold(0.0, f64::max)
+    }
+
+    /// Seconds along `stages` stages, from the first to the last.
+    pub(crate) fn along_s(&self, layout: StageLayout, ranks: usize, stages: usize) -> f64 {
+        let ways = stages / ranks;
+        let turns = ways.saturating_sub(1) as f64;
+        let way_s = if self.is_alike() {
+            (ranks - 1) as f64 * self.times_s[0]
+        } else {
+            self.times_s[..ranks - 1].iter().sum()
+        };
+        match layout {
+            StageLayout::RoundRobin => {
+                ways as f64 * way_s + turns * self.between_s(ranks - 1, 0)
+            }
+            StageLayout::V => ways as f64 * way_s,
+            StageLayout::Bidirectional => {
+                (1..stages).map(|stage| self.behind_s(layout, ranks, stage - 1)).sum()
+            }
+        }
     }
 
     /// Seconds from one rank to another that holds the next stage.
@@ -99,7 +132,7 @@ pub(crate) fn p2p_transfer(
     layer_costs: &LayerCosts,
 ) -> P2pTransfer {
     if d.pp == 1 {
-        return P2pTransfer { times_s: vec![0.0], blocks: true };
+        return P2pTransfer::none();
     }
     let mesh = Mesh::new(d);
     let whole = d.tp > 1 && !d.sequence_parallel;

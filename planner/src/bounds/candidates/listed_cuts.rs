@@ -126,7 +126,7 @@ impl ListedCuts {
         shapes: Rc<Shapes>,
         pipeline: impl FnOnce() -> Arc<Pipeline>,
     ) -> Self {
-        let spec = PipelineSpec { micro_batches: Self::key(spec).3, ..*spec };
+        let spec = PipelineSpec { micro_batches: Self::key(spec).3, ..spec.clone() };
         if spec.is_known_without_order() {
             let counted = (0..spec.ranks).filter_map(|rank| spec.counted_milestones(rank));
             let counted = counted.collect();

@@ -325,7 +325,7 @@ impl ListedBound<'_> {
             }
             recomputing_s += own_s;
         }
-        let latency_s = self.spec.boundaries() as f64 * self.spec.round_trip_s();
+        let latency_s = 2.0 * (self.spec.transfers_s() - self.spec.blocking_s());
         let total_s = self.whole_s() + recomputing_s;
         let way_s = total_s + latency_s + self.others_s(candidate, total_s);
         let params = params_of(self.work, &candidate.ranks[0].layers);
@@ -399,7 +399,9 @@ impl ListedBound<'_> {
             let here = ends.into_iter().filter(|(at, _)| *at == stage && spec.passes.is_none());
             here.map(|(_, end)| value(end)).sum::<f64>()
         };
-        let crossing_s = self.crossing_s();
+        // Every inner stage receives.
+        let least_s = if spec.transfer_blocks { spec.transfers.least_s() } else { 0.0 };
+        let crossing_s = if spec.ranks > 1 { least_s } else { 0.0 } + spec.gap_s;
         let longest_s = |of_kind: fn(&KindCost) -> f64, of_end: fn(&VocabEnd) -> f64| {
             let ends = [0, last]
                 .map(|stage| layers_s(&candidate.stages[stage], of_kind) + end_s(stage, of_end));
@@ -425,7 +427,9 @@ impl ListedBound<'_> {
             .map(|chunk| spec.crossings_s(stage_of(chunk)))
             .map(|(forward_s, backward_s)| forward_s + backward_s)
             .sum();
-        let (mut own_s, mut ramp_s) = (layers_s + recompute_s + crossings_s + spec.passes_s(), 0.0);
+        let gaps_s = spec.chunks as f64 * spec.gaps_s().iter().sum::<f64>();
+        let mut own_s = layers_s + recompute_s + crossings_s + gaps_s + spec.passes_s();
+        let mut ramp_s = 0.0;
         let head = self.head_rank();
         let bidirectional = spec.copies() > 1;
         if spec.passes.is_none() {
@@ -436,18 +440,15 @@ impl ListedBound<'_> {
         }
         if rank > 0 {
             ramp_s += load_s(work, &candidate.before[rank]);
-            ramp_s += self.crossing_s() * (2 * rank - 1) as f64;
-            ramp_s += spec.round_trip_s() * rank as f64;
+            // Where transfers block, that to this rank is part of its own passes.
+            let last_s = if spec.transfer_blocks { spec.transfer_s(rank - 1) } else { 0.0 };
+            ramp_s += 2.0 * spec.transfers_to_s(rank) - last_s;
+            ramp_s += 2.0 * spec.gap_s * rank as f64;
         }
         // A bidirectional rank may be nearer to the other end, and separate weight gradients fill a
         // rank's waits: no ramp is certain there.
         let ramp_s = if spec.schedule.is_whole() && !bidirectional { ramp_s } else { 0.0 };
         ramp_s + spec.runs() * own_s
-    }
-
-    /// A blocking transfer, s.
-    fn crossing_s(&self) -> f64 {
-        if self.spec.ranks > 1 && self.spec.transfer_blocks { self.spec.transfer_s } else { 0.0 }
     }
 
     /// One micro-batch's forward and backward over the whole model, s.
@@ -457,7 +458,7 @@ impl ListedBound<'_> {
             Some(_) => 0.0,
             None => work.embedding.load_s() + work.head.load_s(),
         };
-        work.load_s() + ends_s + 2.0 * (spec.stages() - 1) as f64 * self.crossing_s()
+        work.load_s() + ends_s + 2.0 * (spec.blocking_s() + spec.stages() as f64 * spec.gap_s)
     }
 }
 

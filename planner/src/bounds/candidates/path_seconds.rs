@@ -4,10 +4,9 @@ use super::super::workload::{MicroBatchCost, PipelineSpec};
 use crate::partition::milestones::PassCounts;
 use crate::pricing::layers::Counts;
 use crate::simulate::CriticalPath;
-use models::schedule::StageLayout;
 
-/// Seconds of one micro-batch by stage, with the vocabulary layers and blocking transfers of the
-/// stage, and their sums along the pipeline.
+/// Seconds of one micro-batch by stage, with the vocabulary layers, blocking transfers and gaps of
+/// the stage, and their sums along the pipeline.
 pub(in crate::bounds) struct PathSeconds {
     /// Forward, backward (to inputs alone where it is split), and separate weight gradients.
     pub seconds: Vec<PassCounts>,
@@ -22,23 +21,20 @@ pub(in crate::bounds) struct PathSeconds {
 impl PathSeconds {
     pub fn new(spec: &PipelineSpec, work: &MicroBatchCost, stages: &[Counts]) -> Self {
         let (splits, blocks) = (spec.splits_backward(), spec.transfer_blocks && spec.ranks > 1);
-        // At the turn of a V both stages lie on the same rank.
-        let turn = (spec.layout() == StageLayout::V).then_some(spec.ranks - 1);
-        let transfer_s = |stage: usize| {
-            let crosses = spec.ranks > 1 && stage + 1 < stages.len() && turn != Some(stage);
-            if crosses { spec.transfer_s } else { 0.0 }
-        };
         let more = stages.len() + 1;
         let mut seconds = Vec::with_capacity(more);
         let [mut down_s, mut back_s, mut links_s] = [0, 1, 2].map(|_| Vec::with_capacity(more));
         [&mut down_s, &mut back_s, &mut links_s].into_iter().for_each(|sums| sums.push(0.0));
         let mut before_s = 0.0;
         for (stage, counts) in stages.iter().enumerate() {
-            let behind_s = transfer_s(stage);
+            let behind_s = spec.transfer_s(stage);
+            let gaps_s = spec.gaps_s();
             let (mut forward_s, mut backward_s) =
                 if blocks { (before_s, behind_s) } else { (0.0, 0.0) };
             before_s = behind_s;
-            let mut weight_s = 0.0;
+            forward_s += gaps_s[0];
+            backward_s += gaps_s[1];
+            let mut weight_s = gaps_s[2];
             for (kind, &n) in work.kinds.iter().zip(counts) {
                 forward_s += n as f64 * kind.forward_s;
                 backward_s += n as f64 * if splits { kind.input_s } else { kind.backward_s };

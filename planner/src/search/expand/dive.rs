@@ -60,7 +60,7 @@ impl Worker<'_> {
         let choices = self.choices(&d);
         let layer_costs = self.cache.layer_costs(&d);
         let work = MicroBatchCost::new(&self.cache, &d, &layer_costs);
-        let spec = self.bare_spec(0.0, &d);
+        let spec = self.bare_spec(&self.no_transfer, &d);
         let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
         let mut least_s = f64::INFINITY;
         let by_stage: Vec<_> = choices.shards.chunk_by(|a, b| a.0 == b.0).collect();
@@ -111,7 +111,7 @@ impl Worker<'_> {
         let all = all.into_iter().map(|choice| choice.of(&node.decisions));
         let soon = |d: &Decisions| {
             let passes = d.pp * d.vpp * d.micro_batches;
-            passes <= FEW_PASSES || self.bare_spec(0.0, d).is_known_without_order()
+            passes <= FEW_PASSES || self.bare_spec(&self.no_transfer, d).is_known_without_order()
         };
         let all: Vec<Decisions> = all.filter(soon).collect();
         let of = |d: Decisions| (self.quick_s(parallel, &d, best_s), d);

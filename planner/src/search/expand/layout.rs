@@ -11,7 +11,7 @@ use crate::partition::VocabWay;
 use crate::pricing::cost_cache::LayerCosts;
 use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
-use crate::pricing::stage_transfers;
+use crate::pricing::stage_transfers::{self, P2pTransfer};
 use crate::request::space::{ParallelLayout, PipelineChoices, PipelineChoicesKey};
 use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, Offload, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
@@ -24,8 +24,8 @@ pub(super) struct LayoutView {
     pub(super) layer_costs: Rc<LayerCosts>,
     pub(super) work: Rc<MicroBatchCost>,
     pub(super) states: Rc<States>,
-    /// Lower bound on a transfer between neighbouring ranks over all rank orders, s.
-    pub(super) transfer_s: f64,
+    /// Lower bounds on the transfers between neighbouring ranks over all rank orders.
+    pub(super) transfers: Rc<P2pTransfer>,
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
@@ -162,15 +162,16 @@ impl Worker<'_> {
             // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
             // longer.
             let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
-            stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs).least_s()
+            stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs)
         });
-        let transfer_s = transfers.fold(f64::INFINITY, f64::min);
+        let least = transfers.reduce(|a, b| a.least(&b));
+        let transfers = Rc::new(least.unwrap_or_else(P2pTransfer::none));
         LayoutView {
             choices,
             layer_costs,
             work,
             states,
-            transfer_s,
+            transfers,
             passes: HashMap::default(),
             overheads: [None, None],
             knapsacks: HashMap::default(),
@@ -200,14 +201,15 @@ impl Worker<'_> {
     }
 
     /// A pipeline without vocabulary passes.
-    pub(super) fn bare_spec(&self, transfer_s: f64, d: &Decisions) -> PipelineSpec {
+    pub(super) fn bare_spec(&self, transfers: &Rc<P2pTransfer>, d: &Decisions) -> PipelineSpec {
         PipelineSpec {
             schedule: d.schedule,
             ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
-            transfer_s,
+            transfers: Rc::clone(transfers),
             transfer_blocks: stage_transfers::transfer_blocks(&self.cache, d),
+            gap_s: stage_transfers::gap_s(&self.cache, d),
             vocab: d.vocab,
             passes: None,
             recompute: d.recompute,
@@ -220,7 +222,7 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         d: &Decisions,
     ) -> (PipelineSpec, Rc<MicroBatchCost>) {
-        let mut spec = self.bare_spec(parallel.transfer_s, d);
+        let mut spec = self.bare_spec(&parallel.transfers, d);
         if !d.vocab.over_pipeline() {
             return (spec, Rc::clone(&parallel.work));
         }
@@ -294,7 +296,9 @@ impl Worker<'_> {
         schedule: ScheduleName,
         recompute: RecomputePolicy,
     ) -> f64 {
-        let spec = PipelineSpec { schedule, chunks: 2, recompute, ..self.bare_spec(0.0, d) };
+        // Some schedules have no gaps between passes.
+        let bare = self.bare_spec(&self.no_transfer, d);
+        let spec = PipelineSpec { schedule, chunks: 2, recompute, gap_s: 0.0, ..bare };
         let (embedding, head) = (VocabEnd::default(), VocabEnd::default());
         let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
         let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
@@ -312,7 +316,8 @@ impl Worker<'_> {
     ) -> f64 {
         if d.vocab.over_pipeline() {
             // Layers and their bubble alone: pricing vocabulary passes takes longer.
-            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..self.bare_spec(0.0, d) };
+            let bare = self.bare_spec(&self.no_transfer, d);
+            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..bare };
             let layers_s = self.with_overheads_s(closed::passes_s(&spec, &parallel.work, 0.0));
             if layers_s >= enough_s {
                 return layers_s;

@@ -21,7 +21,7 @@ use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
 use crate::pricing::priced::Placed;
-use crate::pricing::stage_transfers::fixed_durations;
+use crate::pricing::stage_transfers::{P2pTransfer, fixed_durations};
 use crate::request::Task;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
 use crate::simulate::CriticalPath;
@@ -208,6 +208,7 @@ pub(super) struct Worker<'a> {
     space: Space<'a>,
     pub cache: CostCache<'a>,
     pub scratch: Scratch,
+    no_transfer: Rc<P2pTransfer>,
     states: HashMap<StatesKey, Rc<States>>,
     /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
     /// pipeline.
@@ -235,6 +236,7 @@ impl<'a> Worker<'a> {
             space: task.space(),
             cache: CostCache::new(task.model, task.cluster, task.gpus).sharing(pipelines),
             scratch: Scratch::default(),
+            no_transfer: Rc::new(P2pTransfer::none()),
             states: HashMap::default(),
             shapes: HashMap::default(),
             candidates: HashMap::default(),

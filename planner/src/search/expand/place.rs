@@ -73,7 +73,7 @@ impl Worker<'_> {
             Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
         let known = self.last_specs.iter().find(|(of, ..)| *of == pipeline);
         let (spec, plain) = match known {
-            Some((_, spec, plain)) => (*spec, Rc::clone(plain)),
+            Some((_, spec, plain)) => (spec.clone(), Rc::clone(plain)),
             None => {
                 let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
                 let plain = match d.vocab.over_pipeline() {
@@ -83,7 +83,7 @@ impl Worker<'_> {
                 if self.last_specs.len() == LAST_SPECS {
                     self.last_specs.clear();
                 }
-                self.last_specs.push((pipeline, spec, Rc::clone(&plain)));
+                self.last_specs.push((pipeline, spec.clone(), Rc::clone(&plain)));
                 (spec, plain)
             }
         };
