@@ -101,7 +101,7 @@ fn sent_by_stage(d: &Decisions, cluster: &ClusterSpec, model: &ModelSpec) -> [f6
         let d = Decisions { zero_stage, dp_shard: d.dp, ..d.clone() };
         let cost = StateCost::new(cluster, model, &d, &[u64::MAX]);
         let parameters = LocalParams { dense: 1.0, expert: 0.0 };
-        let sent = cost.least_exposed(parameters, |op, bytes, group| match op {
+        let sent = cost.least_communication(parameters, |op, bytes, group| match op {
             Collective::AllReduce => all_reduce_volume(bytes, group.size() as f64),
             _ => all_gather_volume(bytes, group.size() as f64),
         });

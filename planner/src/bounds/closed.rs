@@ -134,7 +134,7 @@ pub fn with_state_s(
 ) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
     let (embedding, head) = (&work.embedding, &work.head_of(spec));
-    let tail_s = |params| view.tail_of_s(params, spec.chunks);
+    let tail_s = |params| view.tail_of_s(params, spec.chunks, f64::INFINITY);
     let layers = work.params() * (spec.copies() as f64 / p);
     let over_pipeline = spec.passes.is_some();
     let ends = embedding.params + head.params;
@@ -148,18 +148,31 @@ pub fn with_state_s(
     let gaps_s: f64 = spec.gaps_s().iter().sum();
     let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
     let mean_s =
-        m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s + tail_s(layers + dense(shared));
+        m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s;
+    // Two copies of a stage exchange their gradients before the reductions, which nothing hides.
+    let hidden_in_s = match (spec.copies(), over_pipeline) {
+        (1, true) => backwards_s(spec, work),
+        (1, false) => backwards_s(spec, work) + embedding.backward_s + head.backward_s,
+        _ => 0.0,
+    };
+    let mean_s =
+        mean_s + view.tail_of_s(layers + dense(shared), spec.chunks, hidden_in_s / p);
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
-        let held_s = if over_pipeline { tail_s(dense(ends)) } else { tail_s(dense(0.0)) };
-        let rows_s = rows_and_reductions_s(spec, work, view) + m * gaps_s + vocab_s + held_s;
-        longest_s = longest_s.max(rows_s).max(path_and_reductions_s(spec, work, view) + held_s);
+        let held = dense(if over_pipeline { ends } else { 0.0 });
+        let rows_s = rows_and_reductions_s(spec, work, view, held) + m * gaps_s + vocab_s;
+        let path_s = path_and_reductions_s(spec, work, view) + tail_s(held);
+        longest_s = longest_s.max(rows_s).max(path_s);
     }
     if !over_pipeline {
         let down_s = work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
         let there_and_back_s = way_s(spec, work) + 2.0 * forward_way_s(spec);
         let first_s = there_and_back_s + tail_s(dense(embedding.params));
-        longest_s = longest_s.max(first_s).max(down_s + head_s + tail_s(dense(head.params)));
+        let head_tail_s = view.tail_of_s(dense(head.params), spec.chunks, match spec.copies() {
+            1 => head.backward_s,
+            _ => 0.0,
+        });
+        longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
     }
     longest_s + least_step_s(spec, work, view)
 }
@@ -171,8 +184,22 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
     let share = spec.copies() as f64 / spec.ranks as f64;
     let shared = (embedding + head) * if spec.passes.is_some() { 1.0 } else { share };
     let mean = work.params() * share + dense(shared);
-    let all = [mean, dense(embedding), dense(head)];
-    all.into_iter().map(|params| view.step_of_s(params, spec.chunks)).fold(0.0, f64::max)
+    let known = spec.passes.is_none() && !view.in_passes();
+    let forwards_s = work.layers_s(|kind| kind.forward_s)
+        + work.embedding.forward_s
+        + work.head.forward_s
+        + spec.stages() as f64 * (spec.gap_s + spec.most_crossing_s());
+    let hidden_in_s = if known { forwards_s * share } else { f64::INFINITY };
+    let all = [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
+    let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.chunks, hidden_in_s);
+    all.into_iter().map(step_s).fold(0.0, f64::max)
+}
+
+/// The backward passes of one micro-batch through all layers, with blocking transfers and gaps, s.
+fn backwards_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
+    let [_, backward_s, weight_s] = spec.gaps_s();
+    let gaps_s = spec.stages() as f64 * (backward_s + weight_s);
+    work.layers_s(|kind| kind.backward_s) + spec.blocking_s() + gaps_s
 }
 
 fn dense(dense: f64) -> LocalParams {
@@ -198,14 +225,39 @@ fn way_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
 /// One chunk a rank: rank `q` runs its passes after one forward of each earlier rank, and then its
 /// reductions, `T ≥ Σ_{j<q} f_j + o_q` with `o` the passes and reductions of a rank. The rows are
 /// averaged with weights `λ_q = (1 − r)^(p−1−q) λ`, `λ = r/(1 − (1 − r)^p)` and `r` the least
-/// `f/o` of any layer: then every layer counts at least `λ o`, wherever it lies.
-fn rows_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+/// `f/o` of any layer: then every layer counts at least `λ o`, wherever it lies. What is exposed of
+/// a rank's reductions is at least the share that the software cannot hide, and at least what
+/// exceeds its backward of one micro-batch. Either is a sum over layers. Every rank holds `held`
+/// besides its layers.
+fn rows_and_reductions_s(
+    spec: &PipelineSpec,
+    work: &MicroBatchCost,
+    view: &StateView,
+    held: LocalParams,
+) -> f64 {
     if spec.chunks > 1 {
-        return 0.0;
+        return view.tail_of_s(held, spec.chunks, f64::INFINITY);
     }
+    let (held_s, least) = view.reductions_s(held, 1);
+    let share_s = |params, _| least * view.reductions_s(params, 0).0;
+    let excess_s = |params, backward_s| view.reductions_s(params, 0).0 - backward_s;
+    let [_, backward_gap_s, weight_gap_s] = spec.gaps_s();
+    let shares_s = average_row_s(spec, work, share_s) + least * held_s;
+    let excesses_s = average_row_s(spec, work, excess_s) + held_s - backward_gap_s - weight_gap_s;
+    shares_s.max(excesses_s)
+}
+
+/// The average of rows above, where `exposed_s` gives what is exposed of the reductions of some
+/// parameters, whose backward passes of one micro-batch take that long.
+fn average_row_s(
+    spec: &PipelineSpec,
+    work: &MicroBatchCost,
+    exposed_s: impl Fn(LocalParams, f64) -> f64,
+) -> f64 {
     let first = spec.options()[0];
     let own_s = |kind: &KindCost| {
-        spec.m() * (kind.load_s() + kind.recompute_s[first]) + view.tail_of_s(kind.params, 0)
+        let passes_s = spec.m() * (kind.load_s() + kind.recompute_s[first]);
+        passes_s + exposed_s(kind.params, kind.backward_s)
     };
     let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
     let share = present().map(|(kind, _)| kind.forward_s / own_s(kind)).fold(1.0, f64::min);
@@ -215,7 +267,7 @@ fn rows_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
         1.0 / spec.ranks as f64
     };
     let head = work.head_of(spec);
-    let head_s = spec.m() * head.load_s() + view.tail_of_s(dense(head.params), 0);
+    let head_s = spec.m() * head.load_s() + exposed_s(dense(head.params), head.backward_s);
     weight * (work.layers_s(own_s) + if spec.passes.is_some() { 0.0 } else { head_s })
 }
 
@@ -225,7 +277,7 @@ fn rows_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
 /// the largest `b/t` of any layer: then every layer counts at least `λ t`, wherever it lies.
 fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
     let first = spec.options()[0];
-    let tail_s = |kind: &KindCost| view.tail_of_s(kind.params, 0);
+    let tail_s = |kind: &KindCost| view.tail_of_s(kind.params, 0, f64::INFINITY);
     let back_s = |kind: &KindCost| {
         let backward_s = if spec.splits_backward() { kind.input_s } else { kind.backward_s };
         backward_s + kind.recompute_s[first]

@@ -77,6 +77,8 @@ struct StageView {
     held: f64,
     /// Bytes for the parameter state and the activations of its layers.
     free_bytes: f64,
+    /// Parameters of its vocabulary layers.
+    params: f64,
     /// Fewest layers: zero where it holds a vocabulary layer.
     fewest: usize,
 }
@@ -168,7 +170,7 @@ impl<'a> PartitionBound<'a> {
     /// The longest chain of a stage with a split backward, with its own reductions.
     fn split_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
         let (from, view) = (&self.before[start], &self.stages[stage]);
-        let tail_s = self.own_tail_s(start, end);
+        let tail_s = self.own_tail_s(stage, start, end);
         let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
         let own = OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.spec.passes_s() };
@@ -260,7 +262,7 @@ impl<'a> PartitionBound<'a> {
         limit_s: f64,
     ) -> f64 {
         let first = ends.0.max(start + self.fewest(stage));
-        let sure_s = |end: usize, row: &Row| row.total_s + self.sure_tail_s(start, end);
+        let sure_s = |end: usize, row: &Row| row.total_s + self.sure_tail_s(stage, start, end);
         let (mut low, mut high) = (first, ends.1 + 1);
         while low < high {
             let middle = usize::midpoint(low, high);
@@ -301,7 +303,7 @@ impl<'a> PartitionBound<'a> {
             true => self.split_s(stage, (start, end), row),
             false => row.total_s + self.waits_s(stage, end, row),
         };
-        own_s.max(behind_s) + if stage == 0 && !splits { self.tail_s(end) } else { 0.0 }
+        own_s.max(behind_s) + if stage == 0 && !splits { self.own_tail_s(0, 0, end) } else { 0.0 }
     }
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
@@ -338,7 +340,7 @@ impl<'a> PartitionBound<'a> {
         let first = ends.0.max(start + self.fewest(stage));
         for (end, behind_s) in behind.iter().enumerate().take(ends.1 + 1).skip(first) {
             let row = self.row(stage, start, end);
-            if row.total_s + self.sure_tail_s(start, end) >= limit_s {
+            if row.total_s + self.sure_tail_s(stage, start, end) >= limit_s {
                 break;
             }
             if *behind_s >= limit_s {
@@ -375,26 +377,28 @@ impl<'a> PartitionBound<'a> {
         behind[0] + fixed_s
     }
 
-    /// The reductions of a rank's own layers, s.
-    fn own_tail_s(&self, start: usize, end: usize) -> f64 {
-        let (from, to) = (&self.before[start].params, &self.before[end].params);
-        let params = LocalParams { dense: to.dense - from.dense, expert: to.expert - from.expert };
-        self.state.tail_of_s(params, 1)
+    /// The exposed reductions of a stage, s. They follow its passes, or, on stage 0,
+    /// the last micro-batch's backward path.
+    fn own_tail_s(&self, stage: usize, start: usize, end: usize) -> f64 {
+        let (from, to, own) = (&self.before[start], &self.before[end], &self.stages[stage]);
+        let (low, high) = (from.params, to.params);
+        let params = LocalParams {
+            dense: high.dense - low.dense + own.params,
+            expert: high.expert - low.expert,
+        };
+        let backward_s = to.backward_s - from.backward_s + own.backward_s;
+        let weight_s = to.weight_s - from.weight_s + own.weight_s;
+        self.state.tail_of_s(params, 1, backward_s + weight_s)
     }
 
     /// The reductions that follow a rank's passes in every row, s: with a split backward, its own.
-    fn sure_tail_s(&self, start: usize, end: usize) -> f64 {
-        if self.spec.splits_backward() { self.own_tail_s(start, end) } else { 0.0 }
+    fn sure_tail_s(&self, stage: usize, start: usize, end: usize) -> f64 {
+        if self.spec.splits_backward() { self.own_tail_s(stage, start, end) } else { 0.0 }
     }
 
     /// Whether a row without waits lies below a limit.
     fn is_open(&self, stage: usize, (start, end): (usize, usize), limit_s: f64) -> bool {
-        self.row(stage, start, end).total_s + self.sure_tail_s(start, end) < limit_s
-    }
-
-    /// The reductions of rank 0: nothing hides them, and every row ends with its last pass.
-    fn tail_s(&self, end: usize) -> f64 {
-        self.state.tail_of_s(self.before[end].params, 1)
+        self.row(stage, start, end).total_s + self.sure_tail_s(stage, start, end) < limit_s
     }
 
     /// By stage, the earliest layer at which it can start if it and the later stages hold all the
@@ -460,7 +464,9 @@ impl StageView {
         let splits = spec.splits_backward();
         // Another order of summation must not rule out what just fits.
         let mut free_bytes = budget_bytes * (1.0 + 1e-9);
+        let mut ends_params = 0.0;
         let mut hold = |end: &VocabEnd, works: bool| {
+            ends_params += end.params;
             let params = LocalParams { dense: end.params, expert: 0.0 };
             free_bytes -= state.bytes_of(params);
             if works {
@@ -499,6 +505,7 @@ impl StageView {
             from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,
+            params: ends_params,
             fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
         }
     }

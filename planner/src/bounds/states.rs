@@ -14,6 +14,46 @@ const EXPERT: LocalParams = LocalParams { dense: 0.0, expert: 1.0 };
 /// So many parameters that the kernel launch of the update does not matter.
 const MANY: f64 = 1e15;
 
+/// Communication once a step, of which passes hide a share at most, and no more than they take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct StepTime {
+    /// By parameter (dense, expert), s.
+    each_s: [f64; 2],
+    /// Of each stage, whatever its parameters, s.
+    start_s: f64,
+    /// The share that may be hidden.
+    overlap: f64,
+}
+
+impl StepTime {
+    const NONE: Self = Self { each_s: [0.0; 2], start_s: 0.0, overlap: 0.0 };
+
+    /// Whether or not it is hidden, s.
+    fn all_s(&self, params: LocalParams, stages: usize) -> f64 {
+        let each_s = params.dense * self.each_s[0] + params.expert * self.each_s[1];
+        each_s + self.start_s * stages as f64
+    }
+
+    /// What passes of `hidden_in_s` leave of it, s.
+    fn exposed_s(&self, params: LocalParams, stages: usize, hidden_in_s: f64) -> f64 {
+        let all_s = self.all_s(params, stages);
+        (all_s * (1.0 - self.overlap)).max(all_s - hidden_in_s)
+    }
+
+    fn least(&mut self, other: &Self) {
+        let Self { each_s, start_s, overlap } = self;
+        each_s.iter_mut().zip(other.each_s).for_each(|(own, other)| *own = own.min(other));
+        *start_s = start_s.min(other.start_s);
+        *overlap = overlap.max(other.overlap);
+    }
+
+    /// Whether it is no longer than another for any parameters.
+    fn undercuts(&self, other: &Self) -> bool {
+        let each = self.each_s.iter().zip(other.each_s).all(|(own, other)| *own <= other);
+        each && self.start_s <= other.start_s && self.overlap >= other.overlap
+    }
+}
+
 /// One choice of parameter state as rates per parameter (dense, expert), each a lower bound at any
 /// size.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,12 +68,12 @@ pub struct StateView {
     pub offload: Offload,
     /// Bytes on the device.
     pub bytes: [f64; 2],
-    /// Exposed reductions between the last pass and the barrier, s.
-    tail_s: [f64; 2],
-    /// Exposed gathers and updates after the barrier, s.
-    step_s: [f64; 2],
-    /// Size-independent part of the reductions and of the gathers of each stage, s.
-    starts_s: (f64, f64),
+    /// Reductions between the last pass and the barrier.
+    reductions: StepTime,
+    /// Gathers after the barrier.
+    gathers: StepTime,
+    /// Updates after the barrier, s.
+    update_s: [f64; 2],
     /// By layer kind, gathers of a layer's weights before each pass, s.
     gather_s: Vec<f64>,
     /// By layer kind, reductions of a layer's gradients in a backward pass, s.
@@ -50,9 +90,11 @@ impl StateView {
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
         let least = |params| {
             let time = |op, bytes, group: &_| bytes * cache.collective_line(op, group).1;
-            state.least_exposed(params, time)
+            state.least_communication(params, time)
         };
-        let starts = state.least_exposed(DENSE, |op, _, group| cache.collective_line(op, group).0);
+        let start = |op, _, group: &_| cache.collective_line(op, group).0;
+        let starts = state.least_communication(DENSE, start);
+        let [of_reductions, of_gathers] = state.step_overlaps();
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
         let software = &cache.cluster.software;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
@@ -66,9 +108,17 @@ impl StateView {
             dp_shard: d.dp_shard,
             offload: d.offload,
             bytes: rates(&|one| state.memory(one).device_bytes()),
-            tail_s: rates(&|one| least(one).tail_s),
-            step_s: rates(&|one| least(one).step_s + update_s(one)),
-            starts_s: (starts.tail_s, starts.step_s),
+            reductions: StepTime {
+                each_s: rates(&|one| least(one).tail_s),
+                start_s: starts.tail_s,
+                overlap: of_reductions,
+            },
+            gathers: StepTime {
+                each_s: rates(&|one| least(one).step_s),
+                start_s: starts.step_s,
+                overlap: of_gathers,
+            },
+            update_s: rates(&update_s),
             gather_s: by_kind(3, &|params| state.gather_s(params)),
             scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
@@ -82,12 +132,11 @@ impl StateView {
             own.iter_mut().zip(other).for_each(|(own, other)| *own = own.min(*other));
         };
         least(&mut self.bytes, &other.bytes);
-        least(&mut self.tail_s, &other.tail_s);
-        least(&mut self.step_s, &other.step_s);
+        self.reductions.least(&other.reductions);
+        self.gathers.least(&other.gathers);
+        least(&mut self.update_s, &other.update_s);
         least(&mut self.gather_s, &other.gather_s);
         least(&mut self.scatter_s, &other.scatter_s);
-        self.starts_s.0 = self.starts_s.0.min(other.starts_s.0);
-        self.starts_s.1 = self.starts_s.1.min(other.starts_s.1);
         self.motion_bytes = self.motion_bytes.min(other.motion_bytes);
         self
     }
@@ -109,17 +158,24 @@ impl StateView {
     }
 
     /// Lower bound on the exposed reductions after the last pass, s, for `params` parameters in
-    /// `stages` stages of one rank.
-    pub fn tail_of_s(&self, params: LocalParams, stages: usize) -> f64 {
-        let each_s = self.starts_s.0 * stages as f64;
-        params.dense * self.tail_s[0] + params.expert * self.tail_s[1] + each_s
+    /// `stages` stages of one rank, whose backward passes of one micro-batch take `hidden_in_s` at
+    /// most (infinite where that is not known). Where the bound is added to all passes of the same
+    /// rank, `hidden_in_s` may be a part of their backward: what is left out then counts at least
+    /// as often in the passes as it could hide.
+    pub fn tail_of_s(&self, params: LocalParams, stages: usize, hidden_in_s: f64) -> f64 {
+        self.reductions.exposed_s(params, stages, hidden_in_s)
+    }
+
+    /// The reductions after the last pass, hidden or not, s; and the share that is never hidden.
+    pub fn reductions_s(&self, params: LocalParams, stages: usize) -> (f64, f64) {
+        (self.reductions.all_s(params, stages), 1.0 - self.reductions.overlap)
     }
 
     /// Lower bound on the work after the barrier, s, for `params` parameters in `stages` stages of
-    /// one rank.
-    pub fn step_of_s(&self, params: LocalParams, stages: usize) -> f64 {
-        let each_s = self.starts_s.1 * stages as f64;
-        params.dense * self.step_s[0] + params.expert * self.step_s[1] + each_s
+    /// one rank, whose forward passes of one micro-batch take `hidden_in_s` at most.
+    pub fn step_of_s(&self, params: LocalParams, stages: usize, hidden_in_s: f64) -> f64 {
+        let update_s = params.dense * self.update_s[0] + params.expert * self.update_s[1];
+        update_s + self.gathers.exposed_s(params, stages, hidden_in_s)
     }
 
     /// Buffers of gathers and reductions, bytes. Breadth-first loops keep those of a whole chunk.
@@ -217,9 +273,9 @@ impl States {
             dp_shard: 1,
             offload: Offload::None,
             bytes: rates(&|view| view.bytes),
-            tail_s: [0.0; 2],
-            step_s: [0.0; 2],
-            starts_s: (0.0, 0.0),
+            reductions: StepTime::NONE,
+            gathers: StepTime::NONE,
+            update_s: [0.0; 2],
             gather_s: vec![0.0; kinds.len()],
             scatter_s: vec![0.0; kinds.len()],
             motion_bytes: 0.0,
@@ -240,12 +296,17 @@ impl States {
         let mean = work.params() * (1.0 / spec.ranks as f64);
         let of = |view: &StateView| {
             let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
-            let behind_s = |params, n| view.tail_of_s(params, n) + view.step_of_s(params, n);
+            let behind_s = |params, n, backward_s| {
+                view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, f64::INFINITY)
+            };
+            let backward_s = work.layers_s(|kind| kind.backward_s) / spec.ranks as f64;
             let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
-                spec.m() * (kind.load_s() + forward_s + backward_s) + behind_s(kind.params, 0)
+                let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s);
+                passes_s + behind_s(kind.params, 0, kind.backward_s + backward_s)
             });
-            StateOverhead { view: view.clone(), added_s: passes_s + behind_s(mean, 1), fullest_s }
+            let added_s = passes_s + behind_s(mean, 1, backward_s);
+            StateOverhead { view: view.clone(), added_s, fullest_s }
         };
         let mut all: Vec<StateOverhead> = self.views().map(of).collect();
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
@@ -278,11 +339,11 @@ impl StateView {
     fn undercuts(&self, other: &Self) -> bool {
         let all = |own: &[f64], other: &[f64]| own.iter().zip(other).all(|(a, b)| a <= b);
         all(&self.bytes, &other.bytes)
-            && all(&self.tail_s, &other.tail_s)
-            && all(&self.step_s, &other.step_s)
+            && self.reductions.undercuts(&other.reductions)
+            && self.gathers.undercuts(&other.gathers)
+            && all(&self.update_s, &other.update_s)
             && all(&self.gather_s, &other.gather_s)
             && all(&self.scatter_s, &other.scatter_s)
-            && all(&[self.starts_s.0, self.starts_s.1], &[other.starts_s.0, other.starts_s.1])
     }
 
     /// What the passes of all micro-batches over all layers do not hide, s.

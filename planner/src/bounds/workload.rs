@@ -211,6 +211,8 @@ pub struct PipelineSpec {
     pub micro_batches: usize,
     /// Lower bounds on the transfers between neighbouring ranks.
     pub transfers: Rc<P2pTransfer>,
+    /// Upper bound on any of them, s.
+    pub most_transfer_s: f64,
     /// Whether the transfer is part of both stages' passes; otherwise it is a latency.
     pub transfer_blocks: bool,
     /// The gap with which every pass starts, s.
@@ -226,12 +228,14 @@ pub struct PipelineSpec {
 impl PipelineSpec {
     /// The pipeline of `d`.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
+        let transfers = p2p_transfer(cache, d, layer_costs);
         Self {
             schedule: d.schedule,
             ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
-            transfers: Rc::new(p2p_transfer(cache, d, layer_costs)),
+            most_transfer_s: transfers.most_s(),
+            transfers: Rc::new(transfers),
             transfer_blocks: transfer_blocks(cache, d),
             gap_s: gap_s(cache, d),
             vocab: d.vocab,
@@ -319,6 +323,11 @@ impl PipelineSpec {
             return (0.0, 0.0);
         }
         (if stage > 0 { self.transfer_s(stage - 1) } else { 0.0 }, self.transfer_s(stage))
+    }
+
+    /// Upper bound on the blocking transfers in one pass, s.
+    pub fn most_crossing_s(&self) -> f64 {
+        if self.transfer_blocks && self.ranks > 1 { self.most_transfer_s } else { 0.0 }
     }
 
     /// The gaps of one micro-batch on one stage, s: of its forward, its backward, and its weight
@@ -414,6 +423,7 @@ mod tests {
             chunks: 1,
             micro_batches: m,
             transfers: Rc::new(P2pTransfer::none()),
+            most_transfer_s: 0.0,
             transfer_blocks: false,
             gap_s: 0.0,
             vocab,

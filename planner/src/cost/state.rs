@@ -106,14 +106,14 @@ pub struct StateCost<'a> {
     tensors: f64,
 }
 
-/// Lower bounds on exposed communication of parameter state, s.
+/// Communication of parameter state, s, whether or not passes hide it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LeastExposed {
-    /// Inside the passes (ZeRO stages 2 and 3).
+pub struct Communication {
+    /// Inside the passes (ZeRO stages 2 and 3), once.
     pub passes_s: f64,
-    /// Between the last pass and the barrier.
+    /// Reductions between the last pass and the barrier.
     pub tail_s: f64,
-    /// Behind the barrier.
+    /// Gathers behind the barrier.
     pub step_s: f64,
 }
 
@@ -334,21 +334,19 @@ impl<'a> StateCost<'a> {
         comm_s - (comm_s * hidden).min(compute_s)
     }
 
-    /// Lower bound on the exposed communication of pipeline ranks that hold `params` on average;
-    /// `least_s` gives a lower bound on the seconds of a collective of that many bytes.
+    /// Lower bound on the communication of pipeline ranks that hold `params` on average; `least_s`
+    /// gives a lower bound on the seconds of a collective of that many bytes.
     ///
-    /// Every exposed share is at least what the software cannot overlap. Where `least_s` is linear
-    /// the bound is admissible for the mean over pipeline ranks, hence for the largest. Where it is
-    /// constant it is admissible for each stage that holds any such parameters. Communication that
-    /// stages 2 and 3 repeat in every micro-batch is counted once.
-    pub fn least_exposed(
+    /// Where `least_s` is linear the bound is admissible for the mean over pipeline ranks, hence
+    /// for the largest. Where it is constant it is admissible for each stage that holds any such
+    /// parameters. Communication that stages 2 and 3 repeat in every micro-batch is counted once.
+    pub fn least_communication(
         &self,
         params: LocalParams,
         least_s: impl Fn(Collective, f64, &GroupShape) -> f64,
-    ) -> LeastExposed {
+    ) -> Communication {
         let software = &self.cluster.software;
-        let in_step = (1.0 - software.dp_overlap) * software.dp_slowdown;
-        let in_pass = (1.0 - software.zero3_overlap) * software.zero3_slowdown;
+        let (in_step, in_pass) = (software.dp_slowdown, software.zero3_slowdown);
         let time = |op, bytes: f64, group: &GroupShape| least_s(op, bytes, group);
         let scatter_s = self.both(params, |count, r| {
             time(Collective::ReduceScatter, count * self.reduced_bytes(), &r.shard)
@@ -369,7 +367,14 @@ impl<'a> StateCost<'a> {
             2 => (scatter_s * in_pass, across_s * in_step, gather_s * in_step),
             _ => ((scatter_s + 2.0 * gather_s) * in_pass, across_s * in_step, 0.0),
         };
-        LeastExposed { passes_s, tail_s, step_s }
+        Communication { passes_s, tail_s, step_s }
+    }
+
+    /// The shares of reductions and of gathers around a step that passes may hide.
+    pub fn step_overlaps(&self) -> [f64; 2] {
+        let share = self.cluster.software.dp_overlap;
+        let reductions = if self.reduction == DpReduction::Naive { 0.0 } else { share };
+        [reductions, if self.deals_tensors() { 0.0 } else { share }]
     }
 
     /// Optimizer update of a stage's shard. With the state in host memory, the link carries

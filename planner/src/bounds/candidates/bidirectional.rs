@@ -26,7 +26,8 @@ impl ListedBound<'_> {
         };
         let tail_s = |rank: usize| {
             let params = params_of(self.work, &candidate.ranks[rank].layers);
-            self.state.tail_of_s(params, spec.chunks)
+            // The exchange of the two copies comes between: nothing hides the reductions.
+            self.state.tail_of_s(params, spec.chunks, 0.0)
         };
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for rank in bidirectional.pairs() {

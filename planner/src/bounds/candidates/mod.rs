@@ -329,7 +329,8 @@ impl ListedBound<'_> {
         let total_s = self.whole_s() + recomputing_s;
         let way_s = total_s + latency_s + self.others_s(candidate, total_s);
         let params = params_of(self.work, &candidate.ranks[0].layers);
-        let tail_s = self.state.tail_of_s(params, self.spec.chunks);
+        let hidden_in_s = self.backward_s(&candidate.ranks[0].layers, 0);
+        let tail_s = self.state.tail_of_s(params, self.spec.chunks, hidden_in_s);
         longest_s.max(way_s) + tail_s
     }
 
@@ -370,7 +371,8 @@ impl ListedBound<'_> {
             };
             let ends = milestones.ends(&own, &around);
             let params = params_of(self.work, &candidate.ranks[rank].layers);
-            let tail_s = self.state.tail_of_s(params, spec.chunks);
+            let hidden_in_s = self.backward_s(&candidate.ranks[rank].layers, rank);
+            let tail_s = self.state.tail_of_s(params, spec.chunks, hidden_in_s);
             let last_s = ends.last_backward_s + path.back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
             if longest_s >= limit_s {
@@ -411,6 +413,22 @@ impl ListedBound<'_> {
         let forward_s = longest_s(|kind| kind.forward_s, |end| end.forward_s);
         let backward_s = longest_s(|kind| kind.backward_s, |end| end.backward_s);
         (spec.m() - 1.0) * (forward_s + backward_s).max(total_s / spec.stages() as f64)
+    }
+
+    /// Upper bound on the backward of one micro-batch on a rank, s; infinite where it is not known.
+    fn backward_s(&self, layers: &Counts, rank: usize) -> f64 {
+        let (spec, work) = (self.spec, self.work);
+        if self.state.in_passes() || spec.passes.is_some() {
+            return f64::INFINITY;
+        }
+        let kinds = work.kinds.iter().zip(layers);
+        let layers_s: f64 = kinds.map(|(kind, &count)| count as f64 * kind.backward_s).sum();
+        let ends = [(0, &work.embedding), (self.head_rank(), &work.head)];
+        let here = ends.iter().filter(|(at, _)| *at == rank);
+        let ends_s: f64 = here.map(|(_, end)| end.backward_s).sum();
+        let [_, backward_s, weight_s] = spec.gaps_s();
+        let each_s = spec.most_crossing_s() + backward_s + weight_s;
+        layers_s + ends_s + spec.chunks as f64 * each_s
     }
 
     /// The rank of the output layer.

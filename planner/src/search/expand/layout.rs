@@ -26,6 +26,8 @@ pub(super) struct LayoutView {
     pub(super) states: Rc<States>,
     /// Lower bounds on the transfers between neighbouring ranks over all rank orders.
     pub(super) transfers: Rc<P2pTransfer>,
+    /// Upper bound on these transfers, s.
+    most_transfer_s: f64,
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
@@ -164,7 +166,9 @@ impl Worker<'_> {
             let d = Decisions { rank_order, vocab: Vocab::Tensor, ..d.clone() };
             stage_transfers::p2p_transfer(&self.cache, &d, &layer_costs)
         });
-        let least = transfers.reduce(|a, b| a.least(&b));
+        let transfers: Vec<_> = transfers.collect();
+        let most_transfer_s = transfers.iter().map(P2pTransfer::most_s).fold(0.0, f64::max);
+        let least = transfers.into_iter().reduce(|a, b| a.least(&b));
         let transfers = Rc::new(least.unwrap_or_else(P2pTransfer::none));
         LayoutView {
             choices,
@@ -172,6 +176,7 @@ impl Worker<'_> {
             work,
             states,
             transfers,
+            most_transfer_s,
             passes: HashMap::default(),
             overheads: [None, None],
             knapsacks: HashMap::default(),
@@ -207,6 +212,7 @@ impl Worker<'_> {
             ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
+            most_transfer_s: transfers.most_s(),
             transfers: Rc::clone(transfers),
             transfer_blocks: stage_transfers::transfer_blocks(&self.cache, d),
             gap_s: stage_transfers::gap_s(&self.cache, d),
@@ -223,6 +229,7 @@ impl Worker<'_> {
         d: &Decisions,
     ) -> (PipelineSpec, Rc<MicroBatchCost>) {
         let mut spec = self.bare_spec(&parallel.transfers, d);
+        spec.most_transfer_s = parallel.most_transfer_s;
         if !d.vocab.over_pipeline() {
             return (spec, Rc::clone(&parallel.work));
         }
