@@ -46,10 +46,10 @@ impl<'a> Subject<'a> {
         let usable = cache.cluster.usable_bytes() - plain.workspace_bytes;
         Self {
             case,
-            spec,
             work: state.added_to(&plain, &spec),
             states: States::new(cache, d, &choices, &layer_costs.params),
             budget_bytes: usable - state.motion_bytes(&spec, cache.layers.len()),
+            spec,
             state,
             plain,
         }
@@ -71,8 +71,9 @@ impl<'a> Subject<'a> {
             (
                 "any states",
                 least(&|overhead| {
-                    let work = overhead.view.added_to(&self.plain, spec);
-                    closed::with_state_s(spec, &work, &overhead.view, first_s)
+                    let view = &self.states.undominated[overhead.at];
+                    let work = view.added_to(&self.plain, spec);
+                    closed::with_state_s(spec, &work, view, first_s)
                 }),
             ),
             ("fullest rank", spec.m() * spec.passes_s() + least(&|overhead| overhead.fullest_s)),

@@ -222,6 +222,8 @@ impl StateView {
 pub struct States {
     /// The choices, in groups that differ only in the size of the shard group.
     pub groups: Vec<ShardGroup>,
+    /// The choices that no other one matches or betters in every respect.
+    pub undominated: Vec<StateView>,
     /// A relaxation of all choices: the least bytes, and no communication.
     pub least: StateView,
 }
@@ -281,7 +283,14 @@ impl States {
             motion_bytes: 0.0,
             overlap: 0.0,
         };
-        Self { groups, least }
+        let mut undominated: Vec<StateView> = vec![];
+        for view in groups.iter().flat_map(|group| &group.views) {
+            if !undominated.iter().any(|known| known.undercuts(view)) {
+                undominated.retain(|known| !view.undercuts(known));
+                undominated.push(view.clone());
+            }
+        }
+        Self { groups, undominated, least }
     }
 
     /// All choices, ungrouped.
@@ -289,12 +298,11 @@ impl States {
         self.groups.iter().flat_map(|group| &group.views)
     }
 
-    /// Lower bounds on what the choices add to the mean load of a rank, with `work` as one
-    /// micro-batch. Choices that another one matches or betters in bytes and seconds are left out;
-    /// the fastest comes first.
+    /// Lower bounds on what the undominated choices add to the mean load of a rank, with `work` as
+    /// one micro-batch; the fastest comes first.
     pub fn overheads(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> Vec<StateOverhead> {
         let mean = work.params() * (1.0 / spec.ranks as f64);
-        let of = |view: &StateView| {
+        let of = |(at, view): (usize, &StateView)| {
             let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
             let behind_s = |params, n, backward_s| {
                 view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, f64::INFINITY)
@@ -306,26 +314,19 @@ impl States {
                 passes_s + behind_s(kind.params, 0, kind.backward_s + backward_s)
             });
             let added_s = passes_s + behind_s(mean, 1, backward_s);
-            StateOverhead { view: view.clone(), added_s, fullest_s }
+            StateOverhead { at, added_s, fullest_s }
         };
-        let mut all: Vec<StateOverhead> = self.views().map(of).collect();
+        let mut all: Vec<StateOverhead> = self.undominated.iter().enumerate().map(of).collect();
         all.sort_by(|a, b| a.added_s.total_cmp(&b.added_s));
-        let mut overheads: Vec<StateOverhead> = vec![];
-        for overhead in all {
-            let undercuts = |known: &StateOverhead| known.view.undercuts(&overhead.view);
-            if !overheads.iter().any(undercuts) {
-                overheads.push(overhead);
-            }
-        }
-        overheads
+        all
     }
 }
 
 /// Lower bounds on the cost of one choice of parameter state on a rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StateOverhead {
-    /// The choice.
-    pub view: StateView,
+    /// The choice, as an index into the undominated ones.
+    pub at: usize,
     /// Seconds in passes, after them and after the barrier, for the mean of all ranks with one
     /// stage each, without vocabulary layers.
     pub added_s: f64,

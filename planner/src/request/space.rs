@@ -181,8 +181,8 @@ impl<'a> Space<'a> {
             self.expert_splits(d).iter().any(|split| counter.count(&split.of(d)) > 0)
         };
         // Degree by degree: mostly the first ones are open.
-        self.has_no_trainer()
-            || !self.degrees().iter().any(|degrees| self.contexts_of(degrees).iter().any(&mut open))
+        let degrees = self.open_degrees();
+        !degrees.iter().any(|degrees| self.contexts_of(degrees).iter().any(&mut open))
     }
 
     /// Whether there is a single combination.
@@ -204,14 +204,16 @@ impl<'a> Space<'a> {
 
     /// Parallel layouts before experts are split ([`Self::expert_splits`]).
     pub fn contexts(&self) -> Vec<ParallelLayout> {
-        if self.has_no_trainer() {
-            return vec![];
-        }
-        self.degrees().iter().flat_map(|degrees| self.contexts_of(degrees)).collect()
+        self.open_degrees().iter().flat_map(|degrees| self.contexts_of(degrees)).collect()
     }
 
-    /// Those with given degrees.
-    fn contexts_of(&self, degrees: &Decisions) -> Vec<ParallelLayout> {
+    /// The degrees of all contexts.
+    pub fn open_degrees(&self) -> Vec<Decisions> {
+        if self.has_no_trainer() { vec![] } else { self.degrees() }
+    }
+
+    /// Contexts with given degrees.
+    pub fn contexts_of(&self, degrees: &Decisions) -> Vec<ParallelLayout> {
         let mut contexts = vec![];
         for template in self.context_styles(degrees) {
             self.micro_batches(&template, &mut contexts);

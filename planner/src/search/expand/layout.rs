@@ -438,7 +438,7 @@ impl Worker<'_> {
             if mean_s(first_s) + overhead.added_s >= least_s {
                 break;
             }
-            let view = &overhead.view;
+            let view = &states.undominated[overhead.at];
             if closed::least_bytes(spec, work, view.bytes) <= budget * (1.0 + 1e-9) {
                 let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
                 let with_state = view.added_to(work, spec);

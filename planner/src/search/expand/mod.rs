@@ -200,7 +200,7 @@ impl Expansion {
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
 /// Entries kept of [`Worker::least_work`], half a kilobyte each.
-const MAX_LEAST_WORKS: usize = 1 << 13;
+const MAX_LEAST_WORKS: usize = 1 << 16;
 
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {

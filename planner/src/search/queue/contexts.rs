@@ -10,13 +10,33 @@ use std::sync::Arc;
 
 /// All contexts with combinations, those that share layer costs next to each other; and whether
 /// some pipeline tries only a family of partitions.
-pub(super) fn all(task: &Task<'_>) -> (Vec<Context>, bool) {
+pub(super) fn all(task: &Task<'_>, threads: usize) -> (Vec<Context>, bool) {
+    let degrees = task.space().open_degrees();
+    let each = degrees.len().div_ceil(threads).max(1);
+    let parts: Vec<(Vec<Context>, bool)> = std::thread::scope(|scope| {
+        let parts = degrees.chunks(each).map(|some| scope.spawn(|| of_degrees(task, some)));
+        let joined = parts.collect::<Vec<_>>().into_iter().map(|part| match part.join() {
+            Ok(part) => part,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.collect()
+    });
+    let family = parts.iter().any(|(_, family)| *family);
+    let mut contexts: Vec<Context> = parts.into_iter().flat_map(|(contexts, _)| contexts).collect();
+    // Contexts are large: keys are sorted, and each context moves once.
+    contexts.sort_by_cached_key(Context::priced_by);
+    (contexts, family)
+}
+
+/// The contexts with given degrees.
+fn of_degrees(task: &Task<'_>, degrees: &[Decisions]) -> (Vec<Context>, bool) {
     let space = task.space();
     let mut known: HashMap<_, [Arc<[ExpertSplit]>; 2]> = HashMap::default();
     let mut counter = space.counter();
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
-    for ParallelLayout { decisions: d } in space.contexts() {
+    let all = degrees.iter().flat_map(|degrees| space.contexts_of(degrees));
+    for ParallelLayout { decisions: d } in all {
         let key = (d.tp, d.cp, d.dp, d.sequence_parallel, d.recompute_group);
         let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&d)));
         for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
@@ -31,8 +51,6 @@ pub(super) fn all(task: &Task<'_>) -> (Vec<Context>, bool) {
             }
         }
     }
-    // Contexts are large: keys are sorted, and each context moves once.
-    contexts.sort_by_cached_key(Context::priced_by);
     (contexts, family)
 }
 

@@ -51,7 +51,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let pipelines = Arc::new(Pipelines::default());
     std::thread::scope(|scope| {
         let mut team = Team::new(scope, &expanding, &pipelines, threads);
-        let mut run = Run::new(task, Arc::clone(&pipelines));
+        let mut run = Run::new(task, Arc::clone(&pipelines), threads);
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
         let earlier = expanding.until.share(WITH_PASSES);
@@ -133,8 +133,8 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
-        let (contexts, family) = contexts::all(task);
+    fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>, threads: usize) -> Self {
+        let (contexts, family) = contexts::all(task, threads);
         Self {
             task,
             begun: Instant::now(),
