@@ -241,7 +241,7 @@ fn names_parse_and_rules_say_what_would_do() {
     let error = |name: ScheduleName, p, m, v| name.check(p, m, v).unwrap_err().to_string();
     assert_eq!(
         error(ScheduleName::GPipe, 4, 8, 2),
-        "gpipe needs exactly 1 chunks per pipeline rank: 2; 1 would do"
+        "gpipe needs exactly 1 chunk per pipeline rank: 2; 1 would do"
     );
     assert_eq!(
         error(ScheduleName::Interleaved1F1B, 4, 3, 2),

@@ -204,7 +204,11 @@ fn no_bound_exceeds_any_placement() {
     let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 4]);
     for seed in 0..instances(400, 4000) {
         let random = &mut Random::new(seed + 3_000_000);
-        let instance = Instance::random(random);
+        let mut instance = Instance::random(random);
+        // Gaps that matter, and reductions of which the software hides little or much.
+        let software = &mut instance.cluster.software;
+        software.pass_gap_s = random.scaled(1e-8, 1e-3);
+        software.dp_overlap = random.pick(&[0.0, 0.5, 0.9]);
         let restrictions = instance.restrictions();
         let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
         let cache = CostCache::new(&instance.model, &instance.cluster, instance.gpus);

@@ -24,11 +24,11 @@ pub enum ScheduleError {
         most: usize,
     },
     /// The schedule does not exist for this number of chunks.
-    #[error("{schedule} needs {rule} chunks per pipeline rank: {chunks}; {nearest} would do")]
+    #[error("{schedule} needs {rule} per pipeline rank: {chunks}; {nearest} would do")]
     Chunks {
         /// The schedule.
         schedule: ScheduleName,
-        /// What the schedule asks for, such as `exactly 1`.
+        /// What the schedule asks for, such as `exactly 1 chunk`.
         rule: String,
         /// What was asked for.
         chunks: usize,

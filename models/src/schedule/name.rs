@@ -95,9 +95,11 @@ impl ChunkRule {
 impl fmt::Display for ChunkRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exactly(only) => write!(f, "exactly {only}"),
-            Self::AtLeast(least) => write!(f, "at least {least}"),
-            Self::OneOrTwo => f.write_str("1 or 2"),
+            Self::Exactly(1) => f.write_str("exactly 1 chunk"),
+            Self::Exactly(only) => write!(f, "exactly {only} chunks"),
+            Self::AtLeast(1) => f.write_str("at least 1 chunk"),
+            Self::AtLeast(least) => write!(f, "at least {least} chunks"),
+            Self::OneOrTwo => f.write_str("1 or 2 chunks"),
         }
     }
 }

@@ -304,7 +304,7 @@ pub struct ScheduleArgs {
     /// where the faster gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
-    /// Chunks per pipeline rank [default: the fewest the schedule has]
+    /// Chunks per pipeline rank [default: the fewest the schedule has on several ranks]
     #[arg(long, value_name = "V", value_parser = count)]
     pub chunks: Option<usize>,
     /// Forward pass

@@ -40,11 +40,18 @@ fn needed(said: &str) -> &str {
     }
 }
 
-/// A setting without its `--set`, or a flag with one dash.
+/// A setting in two words or without its `--set`, or a flag with one dash.
 fn stray(error: &Error, arguments: &[String]) -> Option<String> {
     let kinds =
         [ErrorKind::UnknownArgument, ErrorKind::InvalidSubcommand, ErrorKind::ArgumentConflict];
     kinds.contains(&error.kind()).then_some(())?;
+    let apart = |words: &&[String]| {
+        words[0] == "--set" && !words[1].contains('=') && !words[2].starts_with('-')
+    };
+    if let Some([_, name, value]) = arguments.windows(3).find(apart) {
+        let help = format!("a setting is one word: --set {name}={value}");
+        return Some(format!("--set {name} has no value\n  help: {help}"));
+    }
     let said = error.to_string();
     let sets = |command: &String| command.starts_with('-') || command == "estimate";
     let setting = |word: &&String| {

@@ -137,6 +137,7 @@ fn names_and_flags_that_do_not_exist_suggest_some() {
         ("--model tiny --gpus 8 --headroom x", &["--headroom needs a number, not `x`"]),
         ("schedule 1f1b --stages -4 --micro-batches 8", &["--stages needs a whole number"]),
         ("--model tiny --gpus 8 --set tp=8 pp=2", &["`pp=2` stands alone", "--set pp=2"]),
+        ("--model tiny --gpus 8 --set tp 2", &["--set tp has no value", "--set tp=2"]),
         ("estimate --model tiny --gpus 8 tp=8", &["`tp=8` stands alone", "--set tp=8"]),
         ("-model tiny --gpus 8", &["unexpected argument `-model`", "two dashes: --model"]),
         ("--model tiny --gpus 8 --tokens -1", &["--tokens cannot be `-1`"]),

@@ -56,6 +56,8 @@ impl Expansion {
 /// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
 const LAST_SPECS: usize = 4;
 
+/// Multiple of a bound up to which known chains tighten it before a configuration is priced.
+const CHAINS_AHEAD: f64 = 1.1;
 /// Multiples of a bound up to which placements are sought in turn.
 const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
@@ -149,9 +151,11 @@ impl Worker<'_> {
         }
         let mut bound_s = bound_s;
         if spec.chunks == 1 {
+            // The fewer cuts a limit leaves, the sooner their chains are known.
+            let near_s = bar_s.min(bound_s * CHAINS_AHEAD);
             let known = known_paths(&key, paths, &expansion.paths);
-            let chains_s = self.chains_s(&d, &parallel.layer_costs, view, bar_s, &known);
-            bound_s = bound_s.max(self.with_overheads_s(chains_s + step_s));
+            let chains_s = self.chains_s(&d, &parallel.layer_costs, view, near_s, &known);
+            bound_s = bound_s.max(self.with_overheads_s(chains_s + step_s).min(near_s));
         }
         if bound_s >= bar_s {
             expansion.cut_by_time += 1;
