@@ -147,16 +147,14 @@ pub fn with_state_s(
     let vocab_s = m * spec.passes_s();
     let gaps_s: f64 = spec.gaps_s().iter().sum();
     let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
-    let mean_s =
-        m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s;
+    let mean_s = m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s;
     // Two copies of a stage exchange their gradients before the reductions, which nothing hides.
     let hidden_in_s = match (spec.copies(), over_pipeline) {
         (1, true) => backwards_s(spec, work),
         (1, false) => backwards_s(spec, work) + embedding.backward_s + head.backward_s,
         _ => 0.0,
     };
-    let mean_s =
-        mean_s + view.tail_of_s(layers + dense(shared), spec.chunks, hidden_in_s / p);
+    let mean_s = mean_s + view.tail_of_s(layers + dense(shared), spec.chunks, hidden_in_s / p);
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
         let held = dense(if over_pipeline { ends } else { 0.0 });
@@ -165,13 +163,18 @@ pub fn with_state_s(
         longest_s = longest_s.max(rows_s).max(path_s);
     }
     if !over_pipeline {
-        let down_s = work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
+        let down_s =
+            work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
         let there_and_back_s = way_s(spec, work) + 2.0 * forward_way_s(spec);
         let first_s = there_and_back_s + tail_s(dense(embedding.params));
-        let head_tail_s = view.tail_of_s(dense(head.params), spec.chunks, match spec.copies() {
-            1 => head.backward_s,
-            _ => 0.0,
-        });
+        let head_tail_s = view.tail_of_s(
+            dense(head.params),
+            spec.chunks,
+            match spec.copies() {
+                1 => head.backward_s,
+                _ => 0.0,
+            },
+        );
         longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
     }
     longest_s + least_step_s(spec, work, view)
@@ -190,7 +193,8 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
         + work.head.forward_s
         + spec.stages() as f64 * (spec.gap_s + spec.most_crossing_s());
     let hidden_in_s = if known { forwards_s * share } else { f64::INFINITY };
-    let all = [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
+    let all =
+        [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
     let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.chunks, hidden_in_s);
     all.into_iter().map(step_s).fold(0.0, f64::max)
 }

@@ -271,19 +271,20 @@ impl<'a> PartitionBound<'a> {
             (low, high) = if meets { (low, middle) } else { (middle + 1, high) };
         }
         let mut best_s = limit_s;
-        for end in low..=ends.1 {
+        let open = behind.iter().copied().enumerate();
+        for (end, behind_s) in open.clone().take(ends.1 + 1).skip(low) {
             let row = self.row(stage, start, end);
             if sure_s(end, &row) >= best_s {
                 break;
             }
-            if behind[end] < best_s {
-                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind[end]));
+            if behind_s < best_s {
+                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind_s));
             }
         }
-        for end in (first..low).rev() {
-            if behind[end] < best_s {
+        for (end, behind_s) in open.take(low).skip(first).rev() {
+            if behind_s < best_s {
                 let row = self.row(stage, start, end);
-                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind[end]));
+                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind_s));
             }
         }
         if best_s < limit_s { best_s } else { f64::INFINITY }
@@ -291,13 +292,7 @@ impl<'a> PartitionBound<'a> {
 
     /// The largest row of a stage and the later ones, of which the longest takes `behind_s`, with
     /// the reductions of rank 0.
-    fn value_s(
-        &self,
-        stage: usize,
-        (start, end): (usize, usize),
-        row: &Row,
-        behind_s: f64,
-    ) -> f64 {
+    fn value_s(&self, stage: usize, (start, end): (usize, usize), row: &Row, behind_s: f64) -> f64 {
         let splits = self.spec.splits_backward();
         let own_s = match splits {
             true => self.split_s(stage, (start, end), row),

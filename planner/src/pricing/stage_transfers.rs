@@ -60,9 +60,7 @@ impl P2pTransfer {
             self.times_s[..ranks - 1].iter().sum()
         };
         match layout {
-            StageLayout::RoundRobin => {
-                ways as f64 * way_s + turns * self.between_s(ranks - 1, 0)
-            }
+            StageLayout::RoundRobin => ways as f64 * way_s + turns * self.between_s(ranks - 1, 0),
             StageLayout::V => ways as f64 * way_s,
             StageLayout::Bidirectional => {
                 (1..stages).map(|stage| self.behind_s(layout, ranks, stage - 1)).sum()

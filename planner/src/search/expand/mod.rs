@@ -99,11 +99,10 @@ impl Context {
 impl SearchNode {
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
-        match self.stage {
-            Stage::States(_) | Stage::Placed => true,
-            Stage::EveryCut(EveryCutStage::Configuration(_)) => true,
-            _ => false,
-        }
+        matches!(
+            self.stage,
+            Stage::States(_) | Stage::Placed | Stage::EveryCut(EveryCutStage::Configuration(_))
+        )
     }
 }
 

@@ -56,6 +56,8 @@ impl Expansion {
 /// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
 const LAST_SPECS: usize = 4;
 
+/// The integer programs of one configuration take at most this share of the time left at once.
+const PROGRAM_SHARE: f64 = 0.25;
 /// Multiple of a bound up to which known chains tighten it before a configuration is priced.
 const CHAINS_AHEAD: f64 = 1.1;
 /// Multiples of a bound up to which placements are sought in turn.
@@ -283,17 +285,20 @@ impl Worker<'_> {
         let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
             return expansion;
         };
-        let limits = ilp::Limits { work, paths: true, until: self.task.until };
-        let (report, found) =
-            ilp::solve_with(&problem, known, cutoff_s, limits, &mut self.scratch);
+        let until = self.task.until.share(PROGRAM_SHARE);
+        let limits = ilp::Limits { work, paths: true, until };
+        let (report, found) = ilp::solve_with(&problem, known, cutoff_s, limits, &mut self.scratch);
         expansion.take_program(key, &report, found);
         if let Some((choice, value_s)) = &report.best {
             let placed = configuration.placed(&problem, choice);
             expansion.best =
                 placed.and_then(|placed| offer(&configuration, placed, *value_s, best_s));
         }
-        if !report.proven {
-            expansion.open_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
+        let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
+        if !report.proven && report.work >= work {
+            expansion.open_s = bound_s;
+        } else if !report.proven {
+            expansion.parts.push(SearchNode { bound_s, ..node.clone() });
         }
         expansion
     }

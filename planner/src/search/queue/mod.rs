@@ -7,7 +7,7 @@ mod every_cut;
 mod finish;
 mod team;
 
-use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Worker};
+use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Worker};
 use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::Pipelines;
@@ -29,6 +29,8 @@ use team::{Answer, Batch, Team};
 const BATCH: usize = 128;
 /// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
 const LEAVES_AT_ONCE: usize = 8;
+/// Integer programs of a batch: each may improve the incumbent, too, and takes much longer.
+const PROGRAMS_AT_ONCE: usize = 2;
 /// The integer programs of one search node take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
 /// More threads would each price the same layers again.
@@ -41,11 +43,14 @@ const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
 const CLIMBING: f64 = 0.5;
 /// Share of the time for expanding after the dives, where the incumbent has vocabulary passes.
-const WITH_PASSES: f64 = 0.75;
+const WITH_PASSES: f64 = 0.4;
+/// Share of the time left for local search and what is left out, there.
+const CLOSING_WITH_PASSES: f64 = 0.25;
 
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
+    let mut closing = task.clone();
     let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let pipelines = Arc::new(Pipelines::default());
@@ -57,6 +62,10 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let earlier = expanding.until.share(WITH_PASSES);
         run.expand_all(&mut team, [expanding.until, earlier], progress);
         drop(team);
+        if run.has_passes() {
+            closing.until = task.until.share(CLOSING_WITH_PASSES);
+        }
+        run.task = &closing;
         if !run.is_enough() {
             run.climb(threads);
             run.bound_left_open(threads, progress);
@@ -110,6 +119,9 @@ struct Run<'a> {
     /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
+    /// Search nodes that are left to integer programs. They wait until nothing else does: the
+    /// better the incumbent, the fewer of them are solved.
+    programs: BinaryHeap<Waiting>,
     pushed: u64,
     /// Search nodes expanded so far.
     expansions: u64,
@@ -144,6 +156,7 @@ impl<'a> Run<'a> {
             contexts: Arc::from(contexts),
             contexts_s: vec![],
             waiting: BinaryHeap::new(),
+            programs: BinaryHeap::new(),
             pushed: 0,
             expansions: 0,
             best_s: task.cutoff_s,
@@ -165,12 +178,14 @@ impl<'a> Run<'a> {
     }
 
     fn push(&mut self, node: SearchNode) {
-        self.wait(node.bound_s, What::SearchNode(Box::new(node)));
+        let (bound_s, is_program) = (node.bound_s, matches!(node.stage, Stage::Placed));
+        let waiting = self.numbered(bound_s, What::SearchNode(Box::new(node)));
+        if is_program { self.programs.push(waiting) } else { self.waiting.push(waiting) }
     }
 
-    fn wait(&mut self, bound_s: f64, what: What) {
+    fn numbered(&mut self, bound_s: f64, what: What) -> Waiting {
         self.pushed += 1;
-        self.waiting.push(Waiting { bound_s, number: self.pushed, what });
+        Waiting { bound_s, number: self.pushed, what }
     }
 
     /// Bounds all contexts and fills the queue with them.
@@ -182,7 +197,8 @@ impl<'a> Run<'a> {
             let Answer::Contexts(bounds_s) = answer else { continue };
             for (bound_s, index) in bounds_s.into_iter().zip(&mut next) {
                 self.contexts_s.push(bound_s);
-                self.wait(bound_s, What::Context(index));
+                let waiting = self.numbered(bound_s, What::Context(index));
+                self.waiting.push(waiting);
             }
         }
     }
@@ -208,8 +224,7 @@ impl<'a> Run<'a> {
         progress: Progress<'_>,
     ) {
         let work = |run: &Self| {
-            let passes = run.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline());
-            let until = if passes { earlier } else { until };
+            let until = if run.has_passes() { earlier } else { until };
             (!until.is_over()).then(|| run.work_left() / WORK_SHARE)
         };
         self.expand_while(team, work, progress);
@@ -220,6 +235,12 @@ impl<'a> Run<'a> {
             What::SearchNode(node) => node.count,
         };
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
+        self.programs.clear();
+    }
+
+    /// Whether the incumbent has vocabulary passes: there, a second search follows.
+    fn has_passes(&self) -> bool {
+        self.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline())
     }
 
     /// Expands search nodes while `work` gives integer programs work for the next batch.
@@ -233,7 +254,7 @@ impl<'a> Run<'a> {
             // The threads work on the next batch while the answers to one are taken.
             while team.is_hungry() {
                 let Some(work) = work(self) else { break };
-                let nodes = self.next_batch();
+                let nodes = self.next_batch(team.is_idle());
                 if nodes.is_empty() {
                     break;
                 }
@@ -266,21 +287,27 @@ impl<'a> Run<'a> {
 
     /// The least bound of a search node that is not expanded, with overheads, s.
     fn least_waiting_s(&self) -> f64 {
-        self.waiting.peek().map_or(f64::INFINITY, |least| least.bound_s)
+        let least_s = |heap: &BinaryHeap<Waiting>| heap.peek().map(|least| least.bound_s);
+        let both_s = [least_s(&self.waiting), least_s(&self.programs)];
+        both_s.into_iter().flatten().fold(f64::INFINITY, f64::min)
     }
 
-    /// The search nodes with the least bounds below the incumbent.
-    fn next_batch(&mut self) -> Vec<SearchNode> {
+    /// The search nodes with the least bounds below the incumbent. Integer programs come where
+    /// there are no others, and none are being expanded (`is_idle`).
+    fn next_batch(&mut self, is_idle: bool) -> Vec<SearchNode> {
         if self.expansions >= self.task.most_expansions || self.is_enough() {
             return vec![];
         }
+        let best_s = self.best_s;
+        let is_open =
+            |heap: &BinaryHeap<Waiting>| heap.peek().is_some_and(|least| least.bound_s < best_s);
+        let (heap, most_leaves) = match (is_open(&self.waiting), is_idle) {
+            (false, true) => (&mut self.programs, PROGRAMS_AT_ONCE),
+            _ => (&mut self.waiting, LEAVES_AT_ONCE),
+        };
         let (mut nodes, mut leaves) = (vec![], 0);
-        while nodes.len() < BATCH && leaves < LEAVES_AT_ONCE {
-            let best_s = self.best_s;
-            if self.waiting.peek().is_none_or(|least| least.bound_s >= best_s) {
-                break;
-            }
-            let Some(Waiting { bound_s, what, .. }) = self.waiting.pop() else { break };
+        while nodes.len() < BATCH && leaves < most_leaves && is_open(heap) {
+            let Some(Waiting { bound_s, what, .. }) = heap.pop() else { break };
             let node = match what {
                 What::Context(index) => self.contexts[index].node(bound_s),
                 What::SearchNode(node) => *node,
