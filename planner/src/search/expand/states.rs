@@ -86,11 +86,11 @@ impl Worker<'_> {
                     }
                     None => {
                         expansion.cut_by_memory += 1;
-                        open.swap_remove(index);
+                        open.remove(index);
                     }
                 },
                 Source::Placement => {
-                    open.swap_remove(index);
+                    open.remove(index);
                     let within = (state.bound_s, best_s);
                     self.price_state(d, view, parallel, within, paths, &mut expansion);
                 }

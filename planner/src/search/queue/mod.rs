@@ -11,12 +11,12 @@ use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Wor
 use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::Pipelines;
-use crate::pricing::priced::Placed;
+use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::request::restrictions::Restrictions;
 use crate::simulate::CriticalPath;
 use crate::until::Until;
-use models::decisions::{Decisions, RecomputePolicy};
+use models::decisions::{Decisions, RankOrder, RecomputePolicy};
 use models::plan::Proof;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -356,11 +356,34 @@ impl<'a> Run<'a> {
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
-            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
-            let priced = configuration.price(&placed, &mut worker.scratch);
-            Some(Found { decisions: configuration.decisions, placed, priced })
+            let (decisions, priced) = self.in_usual_order(&mut worker, &decisions, &placed)?;
+            Some(Found { decisions, placed, priced })
         });
         Outcome { best, proof: self.proof, effort: self.effort }
+    }
+}
+
+impl Run<'_> {
+    /// A configuration with its price; with the usual rank order where that is as fast.
+    fn in_usual_order(
+        &self,
+        worker: &mut Worker<'_>,
+        d: &Decisions,
+        placed: &Placed,
+    ) -> Option<(Decisions, Priced)> {
+        let mut price = |decisions: Decisions| {
+            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
+            let priced = configuration.price(placed, &mut worker.scratch);
+            Some((configuration.decisions, priced))
+        };
+        let found = price(d.clone())?;
+        let usual = Decisions { rank_order: RankOrder::DpInner, ..d.clone() };
+        let allowed = self.task.restrictions.rank_order.allows(RankOrder::DpInner);
+        let usual = if allowed { price(usual) } else { None };
+        let as_good = |other: &(Decisions, Priced)| {
+            other.1.fits >= found.1.fits && other.1.iteration_s <= found.1.iteration_s
+        };
+        Some(usual.filter(as_good).unwrap_or(found))
     }
 }
 
