@@ -295,10 +295,10 @@ impl Worker<'_> {
                 placed.and_then(|placed| offer(&configuration, placed, *value_s, best_s));
         }
         let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
-        if !report.proven && report.work >= work {
-            expansion.open_s = bound_s;
-        } else if !report.proven {
+        if !report.proven && until.is_over() {
             expansion.parts.push(SearchNode { bound_s, ..node.clone() });
+        } else if !report.proven {
+            expansion.open_s = bound_s;
         }
         expansion
     }
