@@ -65,7 +65,13 @@ impl<'a> Subject<'a> {
         let least = |value: &dyn Fn(&StateOverhead) -> f64| {
             overheads.iter().map(value).fold(f64::INFINITY, f64::min)
         };
+        let mean_s = |added_s: f64| {
+            spec.m() * ((self.plain.load_s() + first_s) / spec.ranks as f64 + spec.passes_s())
+                + added_s
+        };
+        let own = overheads.iter().find(|o| self.states.undominated[o.at] == self.state);
         let mut bounds = vec![
+            ("mean with own states", own.map_or(0.0, |own| mean_s(own.added_s))),
             ("closed", closed::passes_s(spec, &self.plain, first_s)),
             ("states", closed::with_state_s(spec, &self.work, &self.state, first_s)),
             (

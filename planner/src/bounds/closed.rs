@@ -134,7 +134,7 @@ pub fn with_state_s(
 ) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
     let (embedding, head) = (&work.embedding, &work.head_of(spec));
-    let tail_s = |params| view.tail_of_s(params, spec.chunks, f64::INFINITY);
+    let tail_s = |params| view.tail_of_s(params, spec.least_stages(), f64::INFINITY);
     let layers = work.params() * (spec.copies() as f64 / p);
     let over_pipeline = spec.passes.is_some();
     let ends = embedding.params + head.params;
@@ -154,7 +154,8 @@ pub fn with_state_s(
         (1, false) => backwards_s(spec, work) + embedding.backward_s + head.backward_s,
         _ => 0.0,
     };
-    let mean_s = mean_s + view.tail_of_s(layers + dense(shared), spec.chunks, hidden_in_s / p);
+    let mean_s =
+        mean_s + view.tail_of_s(layers + dense(shared), spec.least_stages(), hidden_in_s / p);
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
         let held = dense(if over_pipeline { ends } else { 0.0 });
@@ -169,7 +170,7 @@ pub fn with_state_s(
         let first_s = there_and_back_s + tail_s(dense(embedding.params));
         let head_tail_s = view.tail_of_s(
             dense(head.params),
-            spec.chunks,
+            spec.least_stages(),
             match spec.copies() {
                 1 => head.backward_s,
                 _ => 0.0,
@@ -181,7 +182,8 @@ pub fn with_state_s(
 }
 
 /// Lower bound on the work after the barrier, s: some rank has at least the mean parameters, one
-/// the embedding, and one the output layer.
+/// the embedding, and one the output layer. Where forward passes hide gathers, the bound holds
+/// together with all passes, as in `StateView::tail_of_s`.
 pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
     let (embedding, head) = (work.embedding.params, work.head_of(spec).params);
     let share = spec.copies() as f64 / spec.ranks as f64;
@@ -195,7 +197,7 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
     let hidden_in_s = if known { forwards_s * share } else { f64::INFINITY };
     let all =
         [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
-    let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.chunks, hidden_in_s);
+    let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.least_stages(), hidden_in_s);
     all.into_iter().map(step_s).fold(0.0, f64::max)
 }
 
@@ -240,7 +242,7 @@ fn rows_and_reductions_s(
     held: LocalParams,
 ) -> f64 {
     if spec.chunks > 1 {
-        return view.tail_of_s(held, spec.chunks, f64::INFINITY);
+        return view.tail_of_s(held, spec.least_stages(), f64::INFINITY);
     }
     let (held_s, least) = view.reductions_s(held, 1);
     let share_s = |params, _| least * view.reductions_s(params, 0).0;

@@ -307,7 +307,11 @@ impl States {
             let behind_s = |params, n, backward_s| {
                 view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, f64::INFINITY)
             };
-            let backward_s = work.layers_s(|kind| kind.backward_s) / spec.ranks as f64;
+            let all = work.kinds.iter().zip(&work.counts).enumerate();
+            let backwards = all.map(|(index, (kind, &count))| {
+                count as f64 * (kind.backward_s + view.exposed_s(index, kind, spec).1)
+            });
+            let backward_s = backwards.sum::<f64>() / spec.ranks as f64;
             let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
                 let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s);

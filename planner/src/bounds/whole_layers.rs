@@ -174,8 +174,9 @@ impl<'a> WholeLayers<'a> {
         let fewest: usize = self.stages[rank].iter().map(|&stage| self.fewest[stage]).sum();
         let more = count.saturating_sub(fewest) as f64;
         let params = cost.params * count as f64;
-        let tail_s = self.state.tail_of_s(params, spec.chunks, f64::INFINITY);
-        let step_s = self.step_s.max(self.state.step_of_s(params, spec.chunks, f64::INFINITY));
+        let tail_s = self.state.tail_of_s(params, spec.least_stages(), f64::INFINITY);
+        let step_s =
+            self.step_s.max(self.state.step_of_s(params, spec.least_stages(), f64::INFINITY));
         if spec.copies() > 1 {
             let whole = spec.schedule.is_whole();
             let stages = Bidirectional {

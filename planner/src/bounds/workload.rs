@@ -276,6 +276,12 @@ impl PipelineSpec {
         self.layout().stages(self.ranks, self.chunks)
     }
 
+    /// Stages of a rank that hold parameters, at least: where the first and the last stage share a
+    /// table, the last one may hold nothing.
+    pub fn least_stages(&self) -> usize {
+        if self.ends_meet() { 1 } else { self.chunks }
+    }
+
     /// Which rank holds which stage.
     pub fn layout(&self) -> StageLayout {
         self.schedule.layout(self.chunks)

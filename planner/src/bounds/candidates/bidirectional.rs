@@ -27,7 +27,7 @@ impl ListedBound<'_> {
         let tail_s = |rank: usize| {
             let params = params_of(self.work, &candidate.ranks[rank].layers);
             // The exchange of the two copies comes between: nothing hides the reductions.
-            self.state.tail_of_s(params, spec.chunks, 0.0)
+            self.state.tail_of_s(params, spec.least_stages(), 0.0)
         };
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for rank in bidirectional.pairs() {

@@ -330,7 +330,7 @@ impl ListedBound<'_> {
         let way_s = total_s + latency_s + self.others_s(candidate, total_s);
         let params = params_of(self.work, &candidate.ranks[0].layers);
         let hidden_in_s = self.backward_s(&candidate.ranks[0].layers, 0);
-        let tail_s = self.state.tail_of_s(params, self.spec.chunks, hidden_in_s);
+        let tail_s = self.state.tail_of_s(params, self.spec.least_stages(), hidden_in_s);
         longest_s.max(way_s) + tail_s
     }
 
@@ -372,7 +372,7 @@ impl ListedBound<'_> {
             let ends = milestones.ends(&own, &around);
             let params = params_of(self.work, &candidate.ranks[rank].layers);
             let hidden_in_s = self.backward_s(&candidate.ranks[rank].layers, rank);
-            let tail_s = self.state.tail_of_s(params, spec.chunks, hidden_in_s);
+            let tail_s = self.state.tail_of_s(params, spec.least_stages(), hidden_in_s);
             let last_s = ends.last_backward_s + path.back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
             if longest_s >= limit_s {

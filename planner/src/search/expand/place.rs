@@ -56,8 +56,8 @@ impl Expansion {
 /// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
 const LAST_SPECS: usize = 4;
 
-/// The integer programs of one configuration take at most this share of the time left at once.
-const PROGRAM_SHARE: f64 = 0.25;
+/// The integer programs of one configuration take at most this share of the time left.
+const PROGRAM_SHARE: f64 = 0.4;
 /// Multiple of a bound up to which known chains tighten it before a configuration is priced.
 const CHAINS_AHEAD: f64 = 1.1;
 /// Multiples of a bound up to which placements are sought in turn.
@@ -295,9 +295,7 @@ impl Worker<'_> {
                 placed.and_then(|placed| offer(&configuration, placed, *value_s, best_s));
         }
         let bound_s = node.bound_s.max(configuration.with_overheads_s(report.bound_s));
-        if !report.proven && until.is_over() {
-            expansion.parts.push(SearchNode { bound_s, ..node.clone() });
-        } else if !report.proven {
+        if !report.proven {
             expansion.open_s = bound_s;
         }
         expansion
