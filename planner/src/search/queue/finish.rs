@@ -1,4 +1,5 @@
-//! What follows when no search node is left to expand, or the time is up: local search, and the bound of what the search leaves out.
+//! What follows when no search node is left to expand, or the time is up: local search, and the
+//! bound of what the search leaves out.
 
 use super::super::expand::{Candidate, SLACK, Worker};
 use super::super::left_open::{self, LeftOut};
