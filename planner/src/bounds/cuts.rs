@@ -235,6 +235,17 @@ impl<'a> PartitionBound<'a> {
 
     /// The bound of [`Self::solve`], without the ranges.
     fn least_below(&self, limit_s: f64) -> Option<f64> {
+        self.by_stage(limit_s, |at, ends, behind| self.least_from(at, ends, behind, limit_s))
+    }
+
+    /// The dynamic program over stages, the last one first. `from` gives the least of the largest
+    /// rows of a stage that starts at a layer, and of the later stages, from where these may start
+    /// and what they take.
+    fn by_stage(
+        &self,
+        limit_s: f64,
+        mut from: impl FnMut((usize, usize), (usize, usize), &[f64]) -> f64,
+    ) -> Option<f64> {
         let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
         let mut behind = vec![f64::INFINITY; self.len() + 1];
         behind[self.len()] = 0.0;
@@ -243,7 +254,7 @@ impl<'a> PartitionBound<'a> {
             let ends = (least[stage + 1], most[stage + 1]);
             let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
             for (start, best_s) in starts {
-                *best_s = self.least_from(stage, start, ends, &behind, limit_s);
+                *best_s = from((stage, start), ends, &behind);
             }
             behind = here;
         }
@@ -255,8 +266,7 @@ impl<'a> PartitionBound<'a> {
     /// mostly leaves less to the later stages: the search begins where the two meet.
     fn least_from(
         &self,
-        stage: usize,
-        start: usize,
+        (stage, start): (usize, usize),
         ends: (usize, usize),
         behind: &[f64],
         limit_s: f64,
@@ -303,29 +313,18 @@ impl<'a> PartitionBound<'a> {
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
     pub fn solve(&self, limit_s: f64) -> Option<OpenCuts> {
-        let p = self.spec.ranks;
-        let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
-        let mut ranges = vec![vec![]; p];
-        let mut behind = vec![f64::INFINITY; self.len() + 1];
-        behind[self.len()] = 0.0;
-        for stage in (0..p).rev() {
-            let mut here = vec![f64::INFINITY; self.len() + 1];
-            let ends = (least[stage + 1], most[stage + 1]);
-            let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
-            for (start, best_s) in starts {
-                *best_s = self.best_from(stage, start, ends, &behind, limit_s, &mut ranges[stage]);
-            }
-            behind = here;
-        }
-        (behind[0] < limit_s).then_some(OpenCuts { bound_s: behind[0], ranges })
+        let mut ranges = vec![vec![]; self.spec.ranks];
+        let bound_s = self.by_stage(limit_s, |at, ends, behind| {
+            self.best_from(at, ends, behind, limit_s, &mut ranges[at.0])
+        })?;
+        Some(OpenCuts { bound_s, ranges })
     }
 
     /// The least of the largest rows of a stage that starts at `start` and of the later stages,
     /// which start within `ends`. Adds the ranges below the limit to `ranges`.
     fn best_from(
         &self,
-        stage: usize,
-        start: usize,
+        (stage, start): (usize, usize),
         ends: (usize, usize),
         behind: &[f64],
         limit_s: f64,

@@ -292,12 +292,6 @@ impl PipelineSpec {
         self.layout().ends_meet(self.ranks, self.stages())
     }
 
-    /// Whether `stage` and `stage + 1` lie on different ranks.
-    pub fn crosses(&self, stage: usize) -> bool {
-        let rank = |stage| self.layout().rank_of(self.ranks, stage);
-        stage + 1 < self.stages() && rank(stage) != rank(stage + 1)
-    }
-
     /// The transfer from `stage` to the next one, s; 0 where both lie on one rank, or there is
     /// none.
     pub fn transfer_s(&self, stage: usize) -> f64 {

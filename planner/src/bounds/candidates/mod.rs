@@ -56,16 +56,6 @@ impl ListedBound<'_> {
         least_s
     }
 
-    /// Whether the bound of some candidate lies below `limit_s`.
-    pub fn is_below(&self, candidates: &ListedCuts, limit_s: f64) -> bool {
-        let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());
-        let shapes =
-            candidates.shapes.evenest_first.iter().map(|&at| &candidates.shapes.shapes[at]);
-        shapes
-            .into_iter()
-            .any(|shape| self.candidate_s(candidates, shape, &knapsack, limit_s) < limit_s)
-    }
-
     /// The candidates below `limit_s`, by index, with their bounds.
     pub fn below(&self, candidates: &ListedCuts, limit_s: f64) -> Vec<(usize, f64)> {
         let knapsack = RecomputeKnapsack::new(&self.work.kinds, self.spec.options());

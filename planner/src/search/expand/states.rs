@@ -5,6 +5,7 @@ use super::layout::LayoutView;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::states::{ShardGroup, StateView};
+use crate::pricing::listed_cuts::CutList;
 use models::decisions::Decisions;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -161,7 +162,9 @@ impl Worker<'_> {
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
             return None;
         }
-        let step_s = closed::least_step_s(&spec, &work, view);
+        // Local search may start from what is slower by this much, as in `price_state`.
+        let slack = CutList::of(d.vocab, d.vpp).map_or(1.0, |list| self.slack(list, &spec));
+        let step_s = closed::least_step_s(&spec, &work, view) / slack;
         let limit_s = self.with_overheads_s(self.pipeline_s(limit_s) - step_s);
         let placed_s = self.placed_s(&spec, &work, view, limit_s);
         Some(self.with_overheads_s(placed_s + step_s))

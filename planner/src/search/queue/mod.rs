@@ -37,8 +37,8 @@ const WORK_SHARE: u64 = 8;
 const MAX_THREADS: usize = 8;
 
 /// Share of the time left that each phase gets where the time is limited: expanding search nodes,
-/// of which dives, local search; the rest bounds what is left out. What a
-/// phase does not use is left to the next.
+/// of which dives, local search; the rest bounds what is left out. What a phase does not use is
+/// left to the next.
 const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
 const CLIMBING: f64 = 0.5;
