@@ -135,7 +135,7 @@ impl<'a> Subject<'a> {
         let (list, scratch) = (&shapes.list, &mut Scratch::default());
         let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
         let paths = self.case.best_listed(list, limits, scratch).paths;
-        let chains: Vec<_> = paths.iter().collect();
+        let chains: Vec<_> = paths.iter().map(|path| (path, self.case.vocab_s(path))).collect();
         let listed_bound =
             ListedBound { spec, work: &self.work, state: &self.state, budget_bytes: 1e30 };
         bounds.push(("chains", listed_bound.least_longest_s(&members, &chains) + step_s));
@@ -150,7 +150,7 @@ impl<'a> Subject<'a> {
             );
             bounds.push((name, bound_s + if name == "own states" { step_s } else { 0.0 }));
         }
-        if !spec.schedule.is_whole() && spec.passes.is_none() {
+        if !spec.schedule.is_whole() && spec.copies() == 1 {
             let any = ListedCuts::of_any(spec, shapes);
             let listed_bound =
                 ListedBound { spec, work: &self.work, state: &self.state, budget_bytes: 1e30 };

@@ -9,7 +9,7 @@ use models::model::ModelSpec;
 use models::schedule::ScheduleName;
 use planner::request::Task;
 use planner::request::restrictions::{Choice, Numbers, Restrictions};
-use planner::search::{Outcome, search_wide};
+use planner::search::{Outcome, search};
 
 /// Tolerance for rounding.
 const CLOSE: f64 = 1e-9;
@@ -55,7 +55,7 @@ fn shipped(model: &str, cluster: &str) -> (ModelSpec, ClusterSpec) {
 }
 
 fn answer(model: &ModelSpec, cluster: &ClusterSpec, gpus: u64, r: &Restrictions) -> Outcome {
-    search_wide(&Task::new(model, cluster, gpus, r), &mut |_| {})
+    search(&Task::new(model, cluster, gpus, r), &mut |_| {})
 }
 
 /// Pins degrees and a schedule, sometimes more.

@@ -3,7 +3,6 @@
 use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use models::decisions::Decisions;
-use models::schedule::ScheduleName;
 use planner::partition::{Scratch, dynamic_program};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
@@ -11,9 +10,9 @@ use planner::pricing::listed_cuts::Ranges;
 use planner::pricing::priced::{Placed, PlacedStage};
 use planner::pricing::recompute_ladder::RecomputeLadder;
 use planner::request::Task;
-use planner::request::restrictions::{Choice, Restrictions};
+use planner::request::restrictions::Restrictions;
 use planner::request::space::{ParallelLayout, PipelineChoices, Space};
-use planner::search::{search, search_wide};
+use planner::search::search;
 
 #[test]
 fn no_pinning_of_llama70b_beats_the_plan() {
@@ -51,24 +50,6 @@ fn none_is_faster(model: &str, cluster: &str, gpus: u64) {
         fitting += 1;
     }
     println!("{}: {best_s:.3} s, closest of {fitting} pinnings {closest:.3} times", model.name);
-}
-
-/// By default only some schedules are searched with vocabulary passes. Naming every schedule allows
-/// the passes with all of them, and must not give a faster plan.
-#[test]
-fn schedules_that_vocabulary_passes_are_not_searched_with_are_no_faster() {
-    let model = models::model::shipped("gpt_oss_120b").and_then(Result::ok).expect("it reads");
-    let cluster = models::cluster::shipped("gb200_nvl72").and_then(Result::ok).expect("it reads");
-    let of = |restrictions: &Restrictions| {
-        let task = Task::new(&model, &cluster, 72, restrictions);
-        search_wide(&task, &mut |_| {}).best.expect("it fits")
-    };
-    let schedule = Choice::of(&ScheduleName::ALL);
-    let (free, named) =
-        (of(&Restrictions::default()), of(&Restrictions { schedule, ..Restrictions::default() }));
-    assert!(free.decisions.vocab.over_pipeline(), "{:?}", free.decisions);
-    let slower = free.priced.iteration_s / named.priced.iteration_s - 1.0;
-    assert!(slower.abs() < 1e-3, "{slower}");
 }
 
 /// A random combination; every search node is equally likely.

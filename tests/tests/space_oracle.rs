@@ -28,7 +28,20 @@ const SCHEDULES: [&str; 17] = [
 ];
 // first_last (with several chunks only if they are equal), redistribute, tensor
 const VOCABS_AT_ENDS: u64 = 3;
-const VOCABS_OVER_PIPELINE: u64 = 4; // parallel_naive, parallel_1, parallel_2, interlaced
+const VOCABS_OVER_PIPELINE: u64 = 3; // parallel_naive, parallel_1, parallel_2
+/// Schedules that run passes of a vocabulary over the pipeline. 1F1B alone can interlace them.
+const HOSTS: [&str; 10] = [
+    "1f1b",
+    "zb_h1",
+    "zb_h2",
+    "zb_auto",
+    "interleaved_zb",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "v_1f1b",
+    "dualpipe_v",
+];
 const RECOMPUTE: u64 = 4; // none, selective, full, per_layer
 const OFFLOAD: u64 = 2; // none, optimizer
 
@@ -144,13 +157,14 @@ fn pipelines_and_states(model: &ModelSpec, [_, pp, cp, dp]: [u64; 4], pairs: boo
         for schedule in SCHEDULES.into_iter().filter(allowed) {
             for chunks in 1..=model.layers as u64 {
                 if has_schedule(schedule, [pp, micro_batches, chunks, model.layers as u64]) {
-                    let over = schedule == "1f1b" && pp > 1;
+                    let over = HOSTS.contains(&schedule) && pp > 1;
+                    let interlaced = u64::from(schedule == "1f1b");
                     let twice = matches!(schedule, "dualpipe" | "chimera");
                     let stages = if twice { pp } else { pp * chunks };
                     let unequal = chunks > 1 && !splits(model.layers as u64, stages);
                     // At the ends the loss can be fused.
                     pipelines += 2 * (VOCABS_AT_ENDS - u64::from(unequal))
-                        + if over { VOCABS_OVER_PIPELINE } else { 0 };
+                        + if over { VOCABS_OVER_PIPELINE + interlaced } else { 0 };
                 }
             }
         }

@@ -27,7 +27,7 @@ use planner::request::conflicts;
 use planner::request::flags::request_from;
 use planner::request::restrictions::{Choice, Restrictions};
 use planner::request::task::EVERY_CUT_WORK;
-use planner::search::{Effort, Empty, search_wide};
+use planner::search::{Effort, Empty, search};
 use planner::until::Until;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -305,7 +305,7 @@ fn complete_nothing(request: &Request) -> Result<(), Failure> {
 
 fn answer(request: &Request, task: &Task<'_>) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
-    let outcome = search_wide(task, &mut |standing| progress.show(standing)).found()?;
+    let outcome = search(task, &mut |standing| progress.show(standing)).found()?;
     Answer::new(request, outcome).ok_or(Empty::Proven)
 }
 
@@ -345,7 +345,7 @@ fn not_runnable(request: &Request, answer: &Answer) -> (Option<NotRunnable>, f64
     let own_s = answer.plan.predicted.iteration_s;
     let all = Restrictions { runnable: false, ..request.restrictions.clone() };
     let task = Task { restrictions: &all, cutoff_s: own_s, ..request.task() };
-    let outcome = search_wide(&task, &mut |standing| progress.show(standing));
+    let outcome = search(&task, &mut |standing| progress.show(standing));
     let gap = outcome.proof.searched_gap;
     let Some(found) = outcome.best else { return (None, gap) };
     let reasons = unsupported_decisions(&request.model, &found.decisions);

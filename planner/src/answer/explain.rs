@@ -4,7 +4,7 @@ use crate::answer::report::Alternative;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
-use crate::search::{Empty, Found, Outcome, Progress, search, search_wide};
+use crate::search::{Empty, Found, Outcome, Progress, search};
 use crate::until::Until;
 use models::cluster::{AttentionKernel, ClusterSpec};
 use models::decisions::{Decisions, Offload, Recompute, RecomputePolicy, Vocab};
@@ -144,7 +144,7 @@ impl<'a> Asker<'a> {
             any: ignore_memory,
             ..asked
         };
-        search_wide(&task, self.progress)
+        search(&task, self.progress)
     }
 
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
@@ -438,7 +438,7 @@ pub fn least_memory(request: &Request, progress: Progress<'_>) -> Result<(Outcom
     let (low, factor, found) = close_in(&narrowing, low, (1.0, found), progress);
     let cluster = with_factor(request, factor);
     let least_bytes = with_factor(request, low).usable_bytes() + cluster.reserved_bytes();
-    let outcome = search_wide(&Task { cluster: &cluster, ..request.task() }, progress);
+    let outcome = search(&Task { cluster: &cluster, ..request.task() }, progress);
     // Where the time is up, nothing is proven of the configuration that was found on the way.
     Ok((Outcome { best: outcome.best.or(Some(found)), ..outcome }, least_bytes))
 }

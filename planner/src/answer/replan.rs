@@ -7,7 +7,7 @@
 use crate::answer::explain::least_memory;
 use crate::request::restrictions::{Numbers, Restrictions};
 use crate::request::{Request, Task};
-use crate::search::{Empty, Outcome, Progress, search, search_wide};
+use crate::search::{Empty, Outcome, Progress, search};
 use models::decisions::Decisions;
 
 /// Numbers of GPUs to try, and how many below the one asked for are looked at.
@@ -109,7 +109,7 @@ pub fn replan(
         let on = Request { gpus, ..request.with_share(share) };
         let task = below(&on, best.as_ref());
         let cutoff_s = task.cutoff_s;
-        let found = search_wide(&task, progress).found();
+        let found = search(&task, progress).found();
         bounds_s.push((gpus, bound_s(&found, cutoff_s)));
         match found {
             Ok(outcome) => best = Some((Request { deadline: request.deadline, ..on }, outcome)),
@@ -118,7 +118,7 @@ pub fn replan(
         }
     }
     let (on, first) = best.ok_or(why)?;
-    let mut outcome = search_wide(&below(&on, Some(&(on.clone(), first.clone()))), progress);
+    let mut outcome = search(&below(&on, Some(&(on.clone(), first.clone()))), progress);
     outcome.effort.elapsed_s += first.effort.elapsed_s;
     outcome.best = outcome.best.or(first.best);
     let own_s = outcome.best.as_ref().map_or(f64::INFINITY, |best| best.priced.iteration_s);
@@ -261,7 +261,7 @@ mod tests {
             let own_s = found.outcome.best.expect("it fits").priced.iteration_s;
             let mut larger = (found.request.gpus + 1)..=gpus;
             let found_s = |gpus| {
-                let best = search_wide(&on(&request, gpus).task(), &mut |_| {}).best;
+                let best = search(&on(&request, gpus).task(), &mut |_| {}).best;
                 best.map_or(NEVER, |best| best.priced.iteration_s)
             };
             let splits = larger.clone().any(|gpus| can(&request, gpus, &request.restrictions));

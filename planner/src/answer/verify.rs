@@ -7,7 +7,7 @@
 use crate::answer::recheck::{in_memory_of, in_own_memory};
 use crate::request::task::EVERY_CUT_WORK;
 use crate::request::{Request, Task};
-use crate::search::{Outcome, Progress, search, wide_restrictions};
+use crate::search::{Outcome, Progress, search};
 use models::check::Violation;
 use models::plan::{Objective, Plan};
 
@@ -55,13 +55,8 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
     let [tried_s, all_s] = [proof.searched_gap, proof.gap].map(least_s);
     // One that is faster is enough to refute the proof.
     let task = Task { cutoff_s: tried_s, any: true, ..request.task() };
-    let mut found = vec![search(&task, progress)];
-    if plan.decisions.vocab.over_pipeline()
-        && let Some(restrictions) = wide_restrictions(&task)
-    {
-        found.push(search(&Task { restrictions: &restrictions, ..task.clone() }, progress));
-    }
-    if let Some(faster) = found.iter().find_map(|outcome| outcome.best.as_ref()) {
+    let found = search(&task, progress);
+    if let Some(faster) = &found.best {
         let faster_s = faster.priced.iteration_s;
         let gap = 1.0 - faster_s / plan_s;
         return Verdict::Wrong(Violation {
@@ -70,15 +65,12 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
             valid: format!("at least {gap:.6}, as a plan of {faster_s:.6} s exists: plan again"),
         });
     }
-    let bound_s = |gap: fn(&Outcome) -> f64| {
-        found.iter().map(|outcome| tried_s * (1.0 - gap(outcome))).fold(f64::INFINITY, f64::min)
-    };
-    let proven_s = bound_s(|outcome| outcome.proof.searched_gap);
+    let proven_s = tried_s * (1.0 - found.proof.searched_gap);
     if proven_s < tried_s * (1.0 - KEPT) {
         return Verdict::Stopped { iteration_s: proven_s };
     }
     let proven_all_s = match proof.every_cut_gap {
-        None => bound_s(|outcome| outcome.proof.gap),
+        None => tried_s * (1.0 - found.proof.gap),
         Some(gap) => {
             let cutoff_s = least_s(gap);
             // The plan was made with as much for programs that prove less.

@@ -134,7 +134,12 @@ pub fn with_state_s(
 ) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
     let (embedding, head) = (&work.embedding, &work.head_of(spec));
-    let tail_s = |params| view.tail_of_s(params, spec.least_stages(), f64::INFINITY);
+    // What backward passes of `hidden_in_s` at most leave of the reductions.
+    let left_s = |params, hidden_in_s| match spec.copies() {
+        1 => view.tail_of_s(params, spec.least_stages(), hidden_in_s),
+        _ => view.tail_of_copies_s(params, spec.least_stages()),
+    };
+    let tail_s = |params| left_s(params, f64::INFINITY);
     let layers = work.params() * (spec.copies() as f64 / p);
     let over_pipeline = spec.passes.is_some();
     let ends = embedding.params + head.params;
@@ -148,14 +153,9 @@ pub fn with_state_s(
     let gaps_s: f64 = spec.gaps_s().iter().sum();
     let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
     let mean_s = m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s;
-    // Two copies of a stage exchange their gradients before the reductions, which nothing hides.
-    let hidden_in_s = match (spec.copies(), over_pipeline) {
-        (1, true) => backwards_s(spec, work),
-        (1, false) => backwards_s(spec, work) + embedding.backward_s + head.backward_s,
-        _ => 0.0,
-    };
-    let mean_s =
-        mean_s + view.tail_of_s(layers + dense(shared), spec.least_stages(), hidden_in_s / p);
+    let ends_backward_s = if over_pipeline { 0.0 } else { embedding.backward_s + head.backward_s };
+    let hidden_in_s = backwards_s(spec, work) + ends_backward_s;
+    let mean_s = mean_s + left_s(layers + dense(shared), hidden_in_s / p);
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
         let held = dense(if over_pipeline { ends } else { 0.0 });
@@ -168,14 +168,7 @@ pub fn with_state_s(
             work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
         let there_and_back_s = way_s(spec, work) + 2.0 * forward_way_s(spec);
         let first_s = there_and_back_s + tail_s(dense(embedding.params));
-        let head_tail_s = view.tail_of_s(
-            dense(head.params),
-            spec.least_stages(),
-            match spec.copies() {
-                1 => head.backward_s,
-                _ => 0.0,
-            },
-        );
+        let head_tail_s = left_s(dense(head.params), head.backward_s);
         longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
     }
     longest_s + least_step_s(spec, work, view)
@@ -189,7 +182,8 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
     let share = spec.copies() as f64 / spec.ranks as f64;
     let shared = (embedding + head) * if spec.passes.is_some() { 1.0 } else { share };
     let mean = work.params() * share + dense(shared);
-    let known = spec.passes.is_none() && !view.in_passes();
+    // With ZeRO 3, forward passes gather, too.
+    let known = view.zero_stage < 3;
     let forwards_s = work.layers_s(|kind| kind.forward_s)
         + work.embedding.forward_s
         + work.head.forward_s

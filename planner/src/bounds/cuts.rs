@@ -68,8 +68,7 @@ struct StageView {
     to_s: f64,
     /// The backward part of `to_s`, s.
     back_s: f64,
-    /// Milestones, where the backward is split. Without vocabulary passes, those of any order if
-    /// its own cannot be counted; with vocabulary passes, none until the order is generated.
+    /// Milestones, where the backward is split: those of any order if its own cannot be counted.
     milestones: Option<OrderMilestones>,
     /// Vocabulary layers, transfers and gaps of the stages after it, forward and backward, s.
     from_s: f64,
@@ -134,8 +133,7 @@ impl<'a> PartitionBound<'a> {
         self
     }
 
-    /// [`Self::in_order_of`] for schedules that split the backward and have vocabulary passes:
-    /// nothing is known of those before the order is generated.
+    /// [`Self::in_order_of`] for schedules that split the backward and have vocabulary passes.
     pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
         let spec = self.spec;
         let unknown = spec.passes.is_some() && spec.splits_backward();
@@ -492,10 +490,9 @@ impl StageView {
             weight_s,
             to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
             back_s,
-            milestones: spec.counted_milestones(stage).or_else(|| {
-                let any = splits && spec.passes.is_none();
-                any.then(|| OrderMilestones::of_any(spec.micro_batches, 1))
-            }),
+            milestones: spec
+                .counted_milestones(stage)
+                .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1))),
             from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,

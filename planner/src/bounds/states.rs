@@ -4,6 +4,7 @@
 use super::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
 use crate::cost::state::{LocalParams, StateCost};
 use crate::pricing::cost_cache::CostCache;
+use crate::pricing::stage_transfers::least_line_of_copies;
 use crate::request::space::PipelineChoices;
 use models::decisions::{Decisions, Offload, RankOrder};
 use models::schedule::ScheduleName;
@@ -78,6 +79,8 @@ pub struct StateView {
     gather_s: Vec<f64>,
     /// By layer kind, reductions of a layer's gradients in a backward pass, s.
     scatter_s: Vec<f64>,
+    /// The exchange of gradients between the two copies of a stage, where there are two.
+    copied: StepTime,
     /// Buffers for gathered weights and reduced gradients, bytes.
     motion_bytes: f64,
     overlap: f64,
@@ -102,6 +105,7 @@ impl StateView {
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
         };
         let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        let (copied_start_s, copied_byte_s) = least_line_of_copies(cache, d);
         Self {
             rank_order: d.rank_order,
             zero_stage: d.zero_stage,
@@ -121,6 +125,11 @@ impl StateView {
             update_s: rates(&update_s),
             gather_s: by_kind(3, &|params| state.gather_s(params)),
             scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
+            copied: StepTime {
+                each_s: rates(&|one| state.copied_bytes(one) * copied_byte_s),
+                start_s: copied_start_s,
+                overlap: 0.0,
+            },
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
             overlap: software.zero3_overlap,
         }
@@ -137,6 +146,7 @@ impl StateView {
         least(&mut self.update_s, &other.update_s);
         least(&mut self.gather_s, &other.gather_s);
         least(&mut self.scatter_s, &other.scatter_s);
+        self.copied.least(&other.copied);
         self.motion_bytes = self.motion_bytes.min(other.motion_bytes);
         self
     }
@@ -164,6 +174,12 @@ impl StateView {
     /// as often in the passes as it could hide.
     pub fn tail_of_s(&self, params: LocalParams, stages: usize, hidden_in_s: f64) -> f64 {
         self.reductions.exposed_s(params, stages, hidden_in_s)
+    }
+
+    /// Lower bound on what follows the last pass of a rank whose stages have two copies, s: these
+    /// exchange gradients first, and so nothing hides the reductions.
+    pub fn tail_of_copies_s(&self, params: LocalParams, stages: usize) -> f64 {
+        self.copied.all_s(params, stages) + self.tail_of_s(params, stages, 0.0)
     }
 
     /// The reductions after the last pass, hidden or not, s; and the share that is never hidden.
@@ -280,6 +296,7 @@ impl States {
             update_s: [0.0; 2],
             gather_s: vec![0.0; kinds.len()],
             scatter_s: vec![0.0; kinds.len()],
+            copied: StepTime::NONE,
             motion_bytes: 0.0,
             overlap: 0.0,
         };
@@ -347,6 +364,7 @@ impl StateView {
             && self.reductions.undercuts(&other.reductions)
             && self.gathers.undercuts(&other.gathers)
             && all(&self.update_s, &other.update_s)
+            && self.copied.undercuts(&other.copied)
             && all(&self.gather_s, &other.gather_s)
             && all(&self.scatter_s, &other.scatter_s)
     }

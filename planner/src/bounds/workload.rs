@@ -7,7 +7,7 @@ use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{
-    P2pTransfer, gap_s, p2p_transfer, transfer_blocks, vocab_passes,
+    P2pTransfer, gap_s, p2p_transfer, slowdown_beside_passes, transfer_blocks, vocab_passes,
 };
 use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
@@ -24,6 +24,10 @@ pub struct KindCost {
     pub input_s: f64,
     /// Weight gradients, a part of `backward_s`, s.
     pub weight_s: f64,
+    /// Computation in the forward pass, the backward to inputs and the weight gradients, s.
+    pub compute_s: [f64; 3],
+    /// What a forward and a backward take longer that are no part of a pair, s.
+    pub alone_s: [f64; 2],
     /// Recomputation by `Recompute::ALL`, s.
     pub recompute_s: [f64; 3],
     /// Activation bytes kept by `Recompute::ALL`.
@@ -36,6 +40,19 @@ impl KindCost {
     /// Forward and backward, s.
     pub fn load_s(&self) -> f64 {
         self.forward_s + self.backward_s
+    }
+
+    /// The same with computation `slowdown` times slower. Recomputation stays as it is.
+    fn slowed(self, slowdown: f64) -> Self {
+        let [forward_s, input_s, weight_s] = self.compute_s.map(|own_s| (slowdown - 1.0) * own_s);
+        Self {
+            forward_s: self.forward_s + forward_s,
+            backward_s: self.backward_s + input_s + weight_s,
+            input_s: self.input_s + input_s,
+            weight_s: self.weight_s + weight_s,
+            compute_s: self.compute_s.map(|own_s| slowdown * own_s),
+            ..self
+        }
     }
 }
 
@@ -93,6 +110,9 @@ impl MicroBatchCost {
             backward_s: layer.backward().total_s(),
             input_s: layer.backward().total_s() - layer.backward_weight.total_s(),
             weight_s: layer.backward_weight.total_s(),
+            compute_s: [layer.forward, layer.backward_input, layer.backward_weight]
+                .map(|parts| parts.compute_s),
+            alone_s: layer.alone_s,
             recompute_s: layer.recompute.map(|parts| parts.total_s()),
             saved_bytes: layer.saved_bytes,
             params,
@@ -138,8 +158,15 @@ impl MicroBatchCost {
             embedding: VocabEnd { params: embedding + head, ..VocabEnd::default() },
             head: VocabEnd::default(),
             workspace_bytes: self.workspace_bytes + passes.workspace_bytes,
-            ..self.clone()
+            ..self.beside_passes(cache, d)
         }
+    }
+
+    /// The same with layers as slow as they are beside the vocabulary passes of `d`.
+    pub fn beside_passes(&self, cache: &CostCache<'_>, d: &Decisions) -> Self {
+        let slowdown = slowdown_beside_passes(cache, d);
+        let kinds = self.kinds.iter().map(|kind| kind.slowed(slowdown)).collect();
+        Self { kinds, ..self.clone() }
     }
 
     /// The output layer in a pipeline: without a matrix of its own where it is the embedding.
@@ -155,9 +182,12 @@ impl MicroBatchCost {
             kind.backward_s = kind.backward_s.min(other.backward_s);
             kind.input_s = kind.input_s.min(other.input_s);
             kind.weight_s = kind.weight_s.min(other.weight_s);
-            for (own_s, other_s) in kind.recompute_s.iter_mut().zip(other.recompute_s) {
-                *own_s = own_s.min(other_s);
-            }
+            let least = |own_s: &mut [f64], other_s: &[f64]| {
+                own_s.iter_mut().zip(other_s).for_each(|(own, other)| *own = own.min(*other));
+            };
+            least(&mut kind.compute_s, &other.compute_s);
+            least(&mut kind.alone_s, &other.alone_s);
+            least(&mut kind.recompute_s, &other.recompute_s);
         }
         self
     }

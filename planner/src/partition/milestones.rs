@@ -168,8 +168,8 @@ impl OrderMilestones {
         })
     }
 
-    /// Milestones that hold for any order without vocabulary passes: all forwards may come before
-    /// the first backward, and all weight gradients after the last.
+    /// Milestones that hold for any order: all forwards and vocabulary passes may come before the
+    /// first backward, and all weight gradients after the last.
     pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
         let m = micro_batches as f64;
         let chunk = |chunk: usize| ChunkMilestones {
@@ -179,7 +179,7 @@ impl OrderMilestones {
         };
         Self {
             chunks: (0..chunks).map(chunk).collect(),
-            vocab: [[0.0; 3]; 3],
+            vocab: [[m; 3], [0.0; 3], [0.0; 3]],
             first_chunk: chunks - 1,
             apart: false,
             any_order: true,

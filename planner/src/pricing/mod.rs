@@ -16,15 +16,18 @@ use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::partition::{Column, Pipeline, Problem, VocabWay};
+use crate::simulate::CriticalPath;
 use crate::simulate::Durations;
 use cost_cache::{CostCache, LayerCosts};
 use listed_cuts::{CutList, Ranges};
-use models::decisions::{Decisions, RecomputePolicy, Vocab};
+use models::decisions::{Decisions, RecomputePolicy};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
 use recompute_split::{RecomputeCost, RecomputeSplit};
-use stage_transfers::{P2pTransfer, VocabPassCost, copies_s, gap_s, p2p_transfer, vocab_passes};
+use stage_transfers::{
+    P2pTransfer, VocabPassCost, copies_s, gap_s, p2p_transfer, slowdown_beside_passes, vocab_passes,
+};
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -128,6 +131,11 @@ impl<'a> Configuration<'a> {
         self.decisions.layout().rank_of(self.ranks(), stage)
     }
 
+    /// The vocabulary passes of a chain of passes, with their barriers, s.
+    pub fn vocab_s(&self, path: &CriticalPath) -> f64 {
+        self.passes.as_ref().map_or(0.0, |passes| path.vocab_s(&passes.durations))
+    }
+
     /// Pipeline ranks that hold a copy of a stage.
     pub fn holders_of(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
         let (layout, ranks) = (self.decisions.layout(), self.ranks());
@@ -216,12 +224,7 @@ impl<'a> Configuration<'a> {
     fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
         let counts = self.cache.layers.counts(start, end);
         let mut cost = StageCost::default();
-        let software = &self.cache.cluster.software;
-        let slowdown = match (&self.passes, self.decisions.vocab) {
-            (None, _) => 1.0,
-            (_, Vocab::Interlaced) => software.interlaced_slowdown,
-            _ => software.vocab_slowdown,
-        };
+        let slowdown = slowdown_beside_passes(self.cache, &self.decisions);
         let slowed = |parts: Parts| parts.slowed(slowdown);
         // Layers that run again together are gathered for that and for their backward passes.
         let gathers = if self.decisions.recompute_group > 1 { 2.0 } else { 1.0 };

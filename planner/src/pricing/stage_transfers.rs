@@ -182,6 +182,19 @@ pub(crate) fn copies_s(cache: &CostCache<'_>, d: &Decisions, stage: usize, bytes
     collective::time_s(cache.cluster, Collective::AllReduce, bytes, &pair)
 }
 
+/// Linear lower bound on [`copies_s`] for any stage: start, s, and s a byte.
+pub(crate) fn least_line_of_copies(cache: &CostCache<'_>, d: &Decisions) -> (f64, f64) {
+    let (mesh, mut known) = (Mesh::new(d), vec![]);
+    for rank in 0..mesh.pp / 2 {
+        let pair = pair_of_copies(&mesh, rank, &cache.domains);
+        if !known.contains(&pair) {
+            known.push(pair);
+        }
+    }
+    let lines = known.iter().map(|pair| cache.collective_line(Collective::AllReduce, pair));
+    lines.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_default()
+}
+
 /// Group of the two ranks that hold a stage's copies. It lies within a domain only where the pairs
 /// of all replicas do.
 fn pair_of_copies(mesh: &Mesh, rank: u64, domains: &[u64]) -> GroupShape {
@@ -223,6 +236,16 @@ pub(crate) fn gap_s(cache: &CostCache<'_>, d: &Decisions) -> f64 {
 /// which all ranks wait together anyway.
 pub(super) fn input_apart(d: &Decisions) -> bool {
     d.pass_times.is_some() && d.vocab != Vocab::Interlaced
+}
+
+/// How much slower layers compute beside vocabulary passes; 1 without these.
+pub(crate) fn slowdown_beside_passes(cache: &CostCache<'_>, d: &Decisions) -> f64 {
+    let software = &cache.cluster.software;
+    match d.vocab {
+        Vocab::Interlaced => software.interlaced_slowdown,
+        vocab if vocab.over_pipeline() => software.vocab_slowdown,
+        _ => 1.0,
+    }
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

@@ -553,9 +553,7 @@ impl<'a> Space<'a> {
     /// Vocabulary placements of a schedule. `first_last`, Megatron's baseline, needs equal chunks.
     fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
         let plain = schedule == ScheduleName::OneFOneB;
-        let wanted = self.restrictions.schedule.is_restricted();
-        let hosts_passes =
-            (plain || wanted && !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
+        let hosts_passes = (plain || !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
         let layout = schedule.layout(vpp as usize);
         let stages = layout.stages(d.pp as usize, vpp as usize);
         let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);

@@ -1,9 +1,8 @@
 //! Bounds what the search leaves out.
 //!
-//! The search leaves out three families of configurations:
+//! The search leaves out two families of configurations:
 //! - with several chunks per pipeline rank and many partitions, the partitions that are no
 //!   candidates, and recompute splits between the rungs of the ladder;
-//! - vocabulary passes in schedules that do not offer them by default;
 //! - iterations without a barrier at their end (post-validation).
 //!
 //! The bounds of [`crate::bounds::closed`] cover all of them: some rank has at least the mean load,
@@ -13,8 +12,6 @@
 use super::expand::{Context, Worker};
 use crate::pricing::pipelines::Pipelines;
 use crate::request::Task;
-use crate::request::restrictions::{Choice, Restrictions};
-use models::schedule::ScheduleName;
 use std::sync::Arc;
 
 /// What is bounded of the configurations that the search leaves out.
@@ -34,10 +31,7 @@ pub(super) fn least_s(
     best_s: f64,
     what: LeftOut,
 ) -> f64 {
-    let apart = is_apart(task);
-    let restrictions = offered(task.restrictions);
-    let task = Task { restrictions: &restrictions, ..task.clone() };
-    let mut worker = Worker::new(&task, Arc::new(Pipelines::default()));
+    let mut worker = Worker::new(task, Arc::new(Pipelines::default()));
     let mut least_first: Vec<_> = contexts.to_vec();
     least_first.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut least_s = best_s;
@@ -51,22 +45,10 @@ pub(super) fn least_s(
         }
         for parallel in worker.layouts_below(&context.node(bound_s), least_s) {
             least_s = least_s.min(match what {
-                LeftOut::All => worker.left_open_s(&parallel, least_s, apart),
+                LeftOut::All => worker.left_open_s(&parallel, least_s),
                 LeftOut::WithoutBarrier => worker.barrier_free_s(&parallel, least_s),
             });
         }
     }
     if least_s < best_s { least_s } else { f64::INFINITY }
-}
-
-/// Whether vocabulary passes are searched with 1F1B alone.
-pub(super) fn is_apart(task: &Task<'_>) -> bool {
-    !task.restrictions.schedule.is_restricted()
-}
-
-/// `asked` with vocabulary passes in every schedule that can host them.
-pub(super) fn offered(asked: &Restrictions) -> Restrictions {
-    let all = Choice::of(&ScheduleName::ALL);
-    let schedule = if asked.schedule.is_restricted() { asked.schedule.clone() } else { all };
-    Restrictions { schedule, ..asked.clone() }
 }

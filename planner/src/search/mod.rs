@@ -28,11 +28,9 @@ mod queue;
 
 use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
-use crate::request::restrictions::{Choice, Restrictions};
 use crate::until::ThreadTime;
-use models::decisions::{Decisions, Vocab};
+use models::decisions::Decisions;
 use models::plan::Proof;
-use models::schedule::ScheduleName;
 
 /// What a search cost: wall times, which differ from run to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -106,32 +104,6 @@ pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     outcome
 }
 
-/// The same, and where a plan with vocabulary passes wins, a second search of every schedule that
-/// hosts them. The first search has them with 1F1B alone.
-pub fn search_wide(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
-    let narrow = search(task, progress);
-    let pipelined = |found: &Found| found.decisions.vocab.over_pipeline();
-    let wide =
-        narrow.best.as_ref().filter(|found| pipelined(found)).map(|_| wide_restrictions(task));
-    let Some(restrictions) = wide.flatten() else { return narrow };
-    let cutoff_s = narrow.best.as_ref().map_or(task.cutoff_s, |found| found.priced.iteration_s);
-    let wide = search(&Task { restrictions: &restrictions, cutoff_s, ..task.clone() }, progress);
-    narrow.and(wide, cutoff_s)
-}
-
-/// What [`search`] leaves out of a task: vocabulary passes, and schedules that it has without them.
-/// `None` where the schedule is pinned, and nothing is left out.
-pub fn wide_restrictions(task: &Task<'_>) -> Option<Restrictions> {
-    if task.restrictions.schedule.is_restricted() {
-        return None;
-    }
-    let others = ScheduleName::ALL.into_iter().filter(|name| *name != ScheduleName::OneFOneB);
-    let schedule = Choice::of(&others.collect::<Vec<_>>());
-    let passes = Vocab::ALL.iter().copied().filter(|vocab| vocab.over_pipeline());
-    let passes: Vec<_> = passes.filter(|&vocab| task.restrictions.vocab.allows(vocab)).collect();
-    Some(Restrictions { schedule, vocab: Choice::of(&passes), ..task.restrictions.clone() })
-}
-
 impl Outcome {
     /// The outcome, if anything was found.
     ///
@@ -143,37 +115,5 @@ impl Outcome {
             (None, true) => Err(Empty::Undecided),
             (None, false) => Err(Empty::Proven),
         }
-    }
-
-    /// The outcome over two parts of a space, where the second was searched for what takes less
-    /// than `cutoff_s`, the time found in the first.
-    fn and(self, wide: Self, cutoff_s: f64) -> Self {
-        let best_s = wide.best.as_ref().map_or(cutoff_s, |found| found.priced.iteration_s);
-        let gap = |of: fn(&Proof) -> f64| {
-            let bounds_s = [(&self.proof, cutoff_s), (&wide.proof, best_s)];
-            let least_s = bounds_s.map(|(proof, best_s)| best_s * (1.0 - of(proof)));
-            (1.0 - least_s[0].min(least_s[1]) / best_s).max(0.0)
-        };
-        let every_cut = |proof: &Proof| proof.every_cut_gap.unwrap_or(proof.gap);
-        let looked = self.proof.every_cut_gap.and(wide.proof.every_cut_gap);
-        let every_cut_gap = looked.map(|_| gap(every_cut));
-        let (gap, searched_gap) = (gap(|proof| proof.gap), gap(|proof| proof.searched_gap));
-        let (one, other) = (&self.proof, &wide.proof);
-        let proof = Proof {
-            candidates: one.candidates + other.candidates,
-            cut_by_time: one.cut_by_time + other.cut_by_time,
-            cut_by_memory: one.cut_by_memory + other.cut_by_memory,
-            cut_by_dominance: one.cut_by_dominance + other.cut_by_dominance,
-            placed: one.placed + other.placed,
-            ilps: one.ilps + other.ilps,
-            proven_optimal: gap == 0.0,
-            gap,
-            searched_gap,
-            family: one.family || other.family,
-            every_cut_gap,
-        };
-        let elapsed_s = self.effort.elapsed_s + wide.effort.elapsed_s;
-        let effort = Effort { elapsed_s, ..self.effort };
-        Self { best: wide.best.or(self.best), proof, effort }
     }
 }

@@ -211,10 +211,24 @@ impl Configuration<'_> {
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
         for rank in bidirectional.pairs() {
             let tail_s = both_s(if whole { 0 } else { rank }, |column| column.tail_s);
-            longest_s = longest_s.max(bidirectional.end_s(rank, 0.0) + tail_s);
+            let end_s = bidirectional.end_s(rank, 0.0) + self.alone_s(rank, columns);
+            longest_s = longest_s.max(end_s + tail_s);
             step_s = step_s.max(both_s(rank, |column| column.step_s));
         }
         longest_s + step_s
+    }
+
+    /// What the passes of a rank that are no part of a pair take longer than in pairs, s.
+    fn alone_s(&self, rank: usize, columns: &[Column]) -> f64 {
+        let pipeline = self.pipeline();
+        if !pipeline.has_pairs() {
+            return 0.0;
+        }
+        let of = |(stage, chunk): (usize, usize)| {
+            let counts = pipeline.alone(rank, chunk).into_iter().zip(columns[stage].alone_s);
+            counts.map(|(count, alone_s)| count * alone_s).sum::<f64>()
+        };
+        pipeline.stages_on(rank).map(of).sum()
     }
 
     /// By stage, the forwards and the backwards of the stages before it with the links between, s.
@@ -253,6 +267,12 @@ impl Configuration<'_> {
             let tail_s: f64 = own.iter().map(|column| column.tail_s).sum();
             let last_s = ends.last_backward_s + back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            let alone_s = self.alone_s(rank, columns);
+            if alone_s > 0.0 {
+                let passes_s = chunks.iter().flatten().sum::<f64>();
+                let own_s = around.arrive_s + self.micro_batches() * passes_s + alone_s;
+                longest_s = longest_s.max(own_s + tail_s);
+            }
             step_s = step_s.max(own.iter().map(|column| column.step_s).sum());
         }
         longest_s + step_s

@@ -1,6 +1,6 @@
 //! Critical paths as counts of durations.
 
-use super::costs::{BARRIERS, Durations, Table};
+use super::costs::{BARRIERS, Durations, Table, VocabDurations};
 
 /// How often each duration occurs on a critical path through a schedule.
 ///
@@ -61,14 +61,18 @@ impl CriticalPath {
 
     /// Length of the path with these durations, s, without any tail.
     pub fn length_s(&self, durations: &Durations) -> f64 {
-        let vocab = &durations.vocab;
         dot(&self.paired_count[0], &durations.paired[0])
             + dot(&self.paired_count[1], &durations.paired[1])
             + dot(&self.forward_count, &durations.forward)
             + dot(&self.backward_count, &durations.backward)
             + dot(&self.weight_count, &durations.weight)
             + dot(&self.link_count, &durations.link_s)
-            + dot(&self.vocab_first_count, &vocab.first)
+            + self.vocab_s(&durations.vocab)
+    }
+
+    /// The vocabulary passes on the path, with their barriers and broadcasts, s.
+    pub fn vocab_s(&self, vocab: &VocabDurations) -> f64 {
+        dot(&self.vocab_first_count, &vocab.first)
             + dot(&self.vocab_middle_count, &vocab.middle)
             + dot(&self.vocab_last_count, &vocab.last)
             + dot(&self.input_count[0], &vocab.input.forward)

@@ -1,6 +1,6 @@
 //! Chain bounds of candidate partitions on bidirectional pipelines.
 
-use super::listed_cuts::Shape;
+use super::listed_cuts::{ListedCuts, Shape};
 use super::path_seconds::PathSeconds;
 use super::{ListedBound, params_of};
 use crate::partition::bidirectional::Bidirectional;
@@ -10,6 +10,7 @@ impl ListedBound<'_> {
     /// per micro-batch. Stops at the first chain that reaches `limit_s`.
     pub(super) fn bidirectional_rows_s(
         &self,
+        candidates: &ListedCuts,
         candidate: &Shape,
         limit_s: f64,
         recompute_s: impl Fn(usize) -> f64,
@@ -26,8 +27,7 @@ impl ListedBound<'_> {
         };
         let tail_s = |rank: usize| {
             let params = params_of(self.work, &candidate.ranks[rank].layers);
-            // The exchange of the two copies comes between: nothing hides the reductions.
-            self.state.tail_of_s(params, spec.least_stages(), 0.0)
+            self.state.tail_of_copies_s(params, spec.least_stages())
         };
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for rank in bidirectional.pairs() {
@@ -35,7 +35,8 @@ impl ListedBound<'_> {
             // Where backwards are whole, the passes of other ranks follow, and the chain ends with
             // the reductions of stage 0.
             let behind_s = tail_s(if whole { 0 } else { rank });
-            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + behind_s);
+            let alone_s = candidates.alone_s(spec, self.work, (candidate, rank));
+            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + alone_s + behind_s);
             if longest_s >= limit_s {
                 return longest_s;
             }

@@ -100,6 +100,9 @@ pub struct ListedCuts {
     pub(super) open: Option<Vec<f64>>,
     /// By rank, the milestones of its order; empty where the chains follow without them.
     pub(super) milestones: Vec<OrderMilestones>,
+    /// By rank and chunk, the forwards and backwards that are no part of a pair; empty without
+    /// pairs.
+    alone: Vec<Vec<[f64; 2]>>,
 }
 
 impl ListedCuts {
@@ -134,11 +137,34 @@ impl ListedCuts {
         }
         let pipeline = pipeline();
         let in_flight: Vec<_> = pipeline.in_flight.iter().map(|held| fullest(held)).collect();
-        Self::with(&spec, shapes, &in_flight, pipeline.milestones.clone())
+        let mut candidates = Self::with(&spec, shapes, &in_flight, pipeline.milestones.clone());
+        if pipeline.has_pairs() {
+            let of = |rank| (0..spec.chunks).map(|chunk| pipeline.alone(rank, chunk)).collect();
+            candidates.alone = (0..spec.ranks).map(of).collect();
+        }
+        candidates
     }
 
-    /// Candidates with the milestones that hold for any order without vocabulary passes, and
-    /// nothing in flight.
+    /// What the passes of a rank that are no part of a pair take longer than in pairs, s.
+    pub(super) fn alone_s(
+        &self,
+        spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        (shape, rank): (&Shape, usize),
+    ) -> f64 {
+        let Some(chunks) = self.alone.get(rank) else { return 0.0 };
+        let of = |(chunk, counts): (usize, &[f64; 2])| {
+            let layers = &shape.stages[spec.layout().stage_of(spec.ranks, rank, chunk)];
+            let each_s = |part: usize| -> f64 {
+                let kinds = work.kinds.iter().zip(layers);
+                kinds.map(|(kind, &count)| count as f64 * kind.alone_s[part]).sum()
+            };
+            counts[0] * each_s(0) + counts[1] * each_s(1)
+        };
+        chunks.iter().enumerate().map(of).sum()
+    }
+
+    /// Candidates with the milestones that hold for any order, and nothing in flight.
     pub fn of_any(spec: &PipelineSpec, shapes: Rc<Shapes>) -> Self {
         let any = OrderMilestones::of_any(spec.micro_batches, spec.chunks);
         let nothing = vec![vec![0; spec.chunks]; spec.ranks];
@@ -168,6 +194,7 @@ impl ListedCuts {
             holds_nothing: in_flight.iter().flatten().all(|&n| n == 0),
             open,
             milestones,
+            alone: vec![],
         };
         candidates.least_held = [0, 1, 2, 3].map(|kind| candidates.least_held(kind));
         candidates.most_held = candidates.most_held();

@@ -37,6 +37,9 @@ pub struct ListedBound<'a> {
     pub budget_bytes: f64,
 }
 
+/// A chain of passes, and a lower bound on its vocabulary passes and their barriers, s.
+pub type Chain<'a> = (&'a CriticalPath, f64);
+
 impl ListedBound<'_> {
     /// Lower bound on the passes and the reductions of rank 0 over all candidates, s; infinite
     /// where none fits. A value of `limit_s` or more only proves that every candidate takes
@@ -67,16 +70,16 @@ impl ListedBound<'_> {
     /// The longest of some chains of passes under candidate `at`, s, without reductions and
     /// recomputation. The order of passes depends on the pipeline alone, so that a chain found in
     /// one configuration bounds every other on that pipeline.
-    pub fn longest_s(&self, candidates: &ListedCuts, at: usize, chains: &[&CriticalPath]) -> f64 {
+    pub fn longest_s(&self, candidates: &ListedCuts, at: usize, chains: &[Chain<'_>]) -> f64 {
         if chains.is_empty() {
             return 0.0;
         }
         let path = PathSeconds::new(self.spec, self.work, &candidates.shapes.shapes[at].stages);
-        chains.iter().map(|chain| path.chain_s(chain)).fold(0.0, f64::max)
+        chains.iter().map(|(chain, vocab_s)| path.chain_s(chain) + vocab_s).fold(0.0, f64::max)
     }
 
     /// The least of [`Self::longest_s`] over all candidates, s.
-    pub fn least_longest_s(&self, candidates: &ListedCuts, chains: &[&CriticalPath]) -> f64 {
+    pub fn least_longest_s(&self, candidates: &ListedCuts, chains: &[Chain<'_>]) -> f64 {
         let all = 0..candidates.shapes.shapes.len();
         all.map(|at| self.longest_s(candidates, at, chains)).fold(f64::INFINITY, f64::min)
     }
@@ -301,7 +304,7 @@ impl ListedBound<'_> {
         recompute_s: impl Fn(usize) -> f64,
     ) -> f64 {
         if self.spec.copies() > 1 {
-            return self.bidirectional_rows_s(candidate, limit_s, recompute_s);
+            return self.bidirectional_rows_s(candidates, candidate, limit_s, recompute_s);
         }
         if !candidates.milestones.is_empty() {
             return self.milestone_rows_s(candidates, candidate, limit_s, recompute_s);
@@ -318,10 +321,7 @@ impl ListedBound<'_> {
         let latency_s = 2.0 * (self.spec.transfers_s() - self.spec.blocking_s());
         let total_s = self.whole_s() + recomputing_s;
         let way_s = total_s + latency_s + self.others_s(candidate, total_s);
-        let params = params_of(self.work, &candidate.ranks[0].layers);
-        let hidden_in_s = self.backward_s(&candidate.ranks[0].layers, 0);
-        let tail_s = self.state.tail_of_s(params, self.spec.least_stages(), hidden_in_s);
-        longest_s.max(way_s) + tail_s
+        longest_s.max(way_s) + self.tail_s(candidate, 0)
     }
 
     /// [`Self::rows_s`] with the chains between milestones.
@@ -360,11 +360,15 @@ impl ListedBound<'_> {
                 way_s: path.round_trip_s(rank + 1, rank) + path.link_s(rank),
             };
             let ends = milestones.ends(&own, &around);
-            let params = params_of(self.work, &candidate.ranks[rank].layers);
-            let hidden_in_s = self.backward_s(&candidate.ranks[rank].layers, rank);
-            let tail_s = self.state.tail_of_s(params, spec.least_stages(), hidden_in_s);
+            let tail_s = self.tail_s(candidate, rank);
             let last_s = ends.last_backward_s + path.back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
+            let alone_s = candidates.alone_s(spec, self.work, (candidate, rank));
+            if alone_s > 0.0 {
+                let passes_s = chunks.iter().flatten().sum::<f64>() + shared_s;
+                let own_s = around.arrive_s + spec.m() * passes_s + alone_s;
+                longest_s = longest_s.max(own_s + tail_s);
+            }
             if longest_s >= limit_s {
                 return longest_s;
             }
@@ -405,10 +409,24 @@ impl ListedBound<'_> {
         (spec.m() - 1.0) * (forward_s + backward_s).max(total_s / spec.stages() as f64)
     }
 
+    /// Lower bound on the exposed reductions of a rank with one copy of its stages, s.
+    fn tail_s(&self, candidate: &Shape, rank: usize) -> f64 {
+        let layers = &candidate.ranks[rank].layers;
+        let mut params = params_of(self.work, layers);
+        let (embedding, head) = (&self.work.embedding, &self.work.head_of(self.spec));
+        // With vocabulary passes every rank holds a shard of both.
+        let over_pipeline = self.spec.passes.is_some();
+        for (at, end) in [(0, embedding), (self.head_rank(), head)] {
+            params.dense += if over_pipeline || at == rank { end.params } else { 0.0 };
+        }
+        let hidden_in_s = self.backward_s(layers, rank);
+        self.state.tail_of_s(params, self.spec.least_stages(), hidden_in_s)
+    }
+
     /// Upper bound on the backward of one micro-batch on a rank, s; infinite where it is not known.
     fn backward_s(&self, layers: &Counts, rank: usize) -> f64 {
         let (spec, work) = (self.spec, self.work);
-        if self.state.in_passes() || spec.passes.is_some() {
+        if self.state.in_passes() {
             return f64::INFINITY;
         }
         let kinds = work.kinds.iter().zip(layers);

@@ -1,7 +1,7 @@
 //! Configurations of which the search tried only listed cuts, over every cut: from one bound for a
 //! pipeline to integer programs for each of its configurations.
 
-use super::group::{BoundedLayout, is_left_open};
+use super::group::BoundedLayout;
 use super::layout::LayoutView;
 use super::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
@@ -10,6 +10,7 @@ use crate::bounds::whole_layers::WholeLayers;
 use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
 use crate::partition::ilp;
 use crate::pricing::Configuration;
+use crate::pricing::listed_cuts::is_complete;
 use crate::pricing::pipelines::PipelineKey;
 use crate::request::space::ExpertSplit;
 use models::decisions::Decisions;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 /// How far a part of the space is decided that is open over every cut.
 #[derive(Clone, Debug)]
 pub(in crate::search) enum EveryCutStage {
-    /// A context; whether vocabulary passes were searched with 1F1B alone.
-    Context { splits: Arc<[ExpertSplit]>, apart: bool },
+    /// A context.
+    Context(Arc<[ExpertSplit]>),
     /// A pipeline, bounded by degrees and load.
     Pipeline,
     /// A pipeline, bounded by whole layers. Parameter state is open.
@@ -32,12 +33,7 @@ pub(in crate::search) enum EveryCutStage {
 impl Worker<'_> {
     /// Pipelines of a layout with placements that the search leaves out, each with a lower bound
     /// over every cut and recompute split below `limit_s`.
-    fn open_pipelines(
-        &mut self,
-        parallel: &BoundedLayout,
-        limit_s: f64,
-        offered_apart: bool,
-    ) -> Vec<SearchNode> {
+    fn open_pipelines(&mut self, parallel: &BoundedLayout, limit_s: f64) -> Vec<SearchNode> {
         let layers = self.cache.layers.len();
         self.with_layout(&parallel.decisions, |own, view| {
             let pipelines = own.pipeline_choices(&view.choices, &parallel.decisions);
@@ -46,7 +42,7 @@ impl Worker<'_> {
                 let bound_s = own.any_cut_s(view, &d).max(parallel.bound_s);
                 (bound_s < limit_s).then(|| node(bound_s, d, EveryCutStage::Pipeline))
             };
-            all.filter(|d| is_left_open(d, layers, offered_apart)).filter_map(of).collect()
+            all.filter(|d| !is_complete(d, layers)).filter_map(of).collect()
         })
     }
 
@@ -60,10 +56,10 @@ impl Worker<'_> {
         paths: &Paths,
     ) -> Expansion {
         let parts = match stage {
-            EveryCutStage::Context { splits, apart } => {
+            EveryCutStage::Context(splits) => {
                 let context = Context::part(splits, node.bound_s, &node.decisions);
                 let layouts = self.layouts_below(&context, best_s);
-                let open = |parallel: &BoundedLayout| self.open_pipelines(parallel, best_s, *apart);
+                let open = |parallel: &BoundedLayout| self.open_pipelines(parallel, best_s);
                 layouts.iter().flat_map(open).collect()
             }
             EveryCutStage::Pipeline => self.bounded(node, best_s).into_iter().collect(),

@@ -7,7 +7,6 @@ use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::pricing::listed_cuts::is_complete;
 use crate::request::space::ExpertSplit;
 use models::decisions::Decisions;
-use models::schedule::ScheduleName;
 use std::sync::Arc;
 
 /// Parallel layouts that differ only in how the all-to-all is overlapped, or a single one.
@@ -66,14 +65,8 @@ impl Worker<'_> {
     }
 
     /// The least bound over the configurations of a layout that the search leaves out, with
-    /// overheads, s; infinite where it is `limit_s` or more. `offered_apart` says that vocabulary
-    /// passes are searched with 1F1B alone.
-    pub fn left_open_s(
-        &mut self,
-        parallel: &BoundedLayout,
-        limit_s: f64,
-        offered_apart: bool,
-    ) -> f64 {
+    /// overheads, s; infinite where it is `limit_s` or more.
+    pub fn left_open_s(&mut self, parallel: &BoundedLayout, limit_s: f64) -> f64 {
         if parallel.bound_s >= limit_s {
             return f64::INFINITY;
         }
@@ -81,7 +74,7 @@ impl Worker<'_> {
         let cuts_s = self.with_layout(decisions, |own, view| {
             let pipelines = own.pipeline_choices(&view.choices, decisions);
             let all = pipelines.into_iter().map(|pipeline| pipeline.of(decisions));
-            let open = all.filter(|d| is_left_open(d, layers, offered_apart));
+            let open = all.filter(|d| !is_complete(d, layers));
             open.map(|d| own.any_cut_s(view, &d)).fold(f64::INFINITY, f64::min)
         });
         cuts_s.max(parallel.bound_s).min(self.barrier_free_s(parallel, limit_s))
@@ -235,13 +228,6 @@ impl Worker<'_> {
         let part = SearchNode { bound_s, stage, ..node.clone() };
         Expansion { parts: vec![part], ..Expansion::default() }
     }
-}
-
-/// Whether the search leaves out placements of a pipeline. `offered_apart` says that vocabulary
-/// passes are searched with 1F1B alone.
-pub(in crate::search) fn is_left_open(d: &Decisions, layers: usize, offered_apart: bool) -> bool {
-    let apart = d.vocab.over_pipeline() && d.schedule != ScheduleName::OneFOneB;
-    apart && offered_apart || !is_complete(d, layers)
 }
 
 /// The pipeline with the least bound, the first of equals.

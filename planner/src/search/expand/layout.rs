@@ -35,9 +35,10 @@ pub(super) struct LayoutView {
     /// and where all micro-batches share one communication.
     pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
-    /// By cut list, stage layout, recomputation and whether the backward is split: a bound for any
-    /// order of passes, and the limit up to which it was computed, with overheads, s.
-    any_order_s: HashMap<(CutList, StageLayout, RecomputePolicy, bool), (f64, f64)>,
+    /// By cut list, stage layout, vocabulary placement, recomputation and whether the backward is
+    /// split: a bound for any order of passes, and the limit up to which it was computed, with
+    /// overheads, s.
+    any_order_s: HashMap<(CutList, StageLayout, Vocab, RecomputePolicy, bool), (f64, f64)>,
 }
 
 /// Lower bound on a pipeline, with overheads, s.
@@ -325,7 +326,8 @@ impl Worker<'_> {
             // Layers and their bubble alone: pricing vocabulary passes takes longer.
             let bare = self.bare_spec(&self.no_transfer, d);
             let spec = PipelineSpec { passes: Some(VocabWay::default()), ..bare };
-            let layers_s = self.with_overheads_s(closed::passes_s(&spec, &parallel.work, 0.0));
+            let work = parallel.work.beside_passes(&self.cache, d);
+            let layers_s = self.with_overheads_s(closed::passes_s(&spec, &work, 0.0));
             if layers_s >= enough_s {
                 return layers_s;
             }
@@ -482,16 +484,22 @@ impl Worker<'_> {
         work: &MicroBatchCost,
         limit_s: f64,
     ) -> f64 {
-        let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else { return 0.0 };
-        let Some(candidates) = self.any_order_candidates(list, spec) else { return 0.0 };
-        let key = (list, spec.layout(), spec.recompute, spec.splits_backward());
+        if spec.is_known_without_order() {
+            return 0.0;
+        }
+        let state = &Rc::clone(&parallel.states).least;
+        let budget_bytes = self.budget_bytes(spec, work, state);
+        let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else {
+            let bound = PartitionBound::new(spec, work, state, &self.cache.layers, budget_bytes);
+            return self.with_overheads_s(bound.least_s(self.pipeline_s(limit_s)));
+        };
+        let candidates = self.any_order_candidates(list, spec);
+        let key = (list, spec.layout(), spec.vocab, spec.recompute, spec.splits_backward());
         if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {
             return known_s;
         }
-        let state = &parallel.states.least;
-        let budget_bytes = self.budget_bytes(spec, work, state);
         let (listed_bound, slack) =
             (ListedBound { spec, work, state, budget_bytes }, self.slack(list, spec));
         let pipeline_s = listed_bound.bound_s(&candidates, self.pipeline_s(limit_s) * slack);
@@ -529,21 +537,15 @@ impl Worker<'_> {
     /// Candidate partitions under any order of passes, for pipelines whose own order has to be
     /// generated. Whether this thread has generated it already is not asked: the proof must not
     /// depend on that.
-    fn any_order_candidates(
-        &mut self,
-        list: CutList,
-        spec: &PipelineSpec,
-    ) -> Option<Rc<ListedCuts>> {
-        if spec.is_known_without_order() || spec.passes.is_some() {
-            return None;
-        }
-        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks);
+    fn any_order_candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
+        let over_pipeline = spec.vocab.over_pipeline();
+        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks, over_pipeline);
         if let Some(known) = self.any_order_candidates.get(&key) {
-            return Some(Rc::clone(known));
+            return Rc::clone(known);
         }
         let candidates = Rc::new(ListedCuts::of_any(spec, self.shapes(list, spec)));
         self.any_order_candidates.insert(key, Rc::clone(&candidates));
-        Some(candidates)
+        candidates
     }
 
     pub(super) fn candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {

@@ -88,10 +88,9 @@ impl Context {
         SearchNode { bound_s, decisions: decisions.clone(), count: 0, stage }
     }
 
-    /// The search node of this context as open over every cut; whether vocabulary passes were
-    /// searched with 1F1B alone.
-    pub fn every_cut(&self, bound_s: f64, apart: bool) -> SearchNode {
-        let stage = EveryCutStage::Context { splits: Arc::clone(&self.splits), apart };
+    /// The search node of this context as open over every cut.
+    pub fn every_cut(&self, bound_s: f64) -> SearchNode {
+        let stage = EveryCutStage::Context(Arc::clone(&self.splits));
         every_cut::node(bound_s, self.decisions.clone(), stage)
     }
 }
@@ -198,6 +197,10 @@ impl Expansion {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
+/// Cut list, stage layout, ranks, micro-batches, chunks and whether the vocabulary is spread over
+/// the pipeline: all that candidates under any order of passes depend on.
+type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
+
 /// Entries kept of [`Worker::least_work`], half a kilobyte each.
 const MAX_LEAST_WORKS: usize = 1 << 16;
 
@@ -213,9 +216,7 @@ pub(super) struct Worker<'a> {
     /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
     candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
-    /// By cut list, stage layout, ranks, micro-batches and chunks: candidates under any order of
-    /// passes.
-    any_order_candidates: HashMap<(CutList, StageLayout, usize, usize, usize), Rc<ListedCuts>>,
+    any_order_candidates: HashMap<AnyOrderKey, Rc<ListedCuts>>,
     choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
     /// By cost key of the first split, number of splits and whether there are several stages.
     least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
@@ -388,13 +389,6 @@ impl<'a> Worker<'a> {
     ) -> f64 {
         let Some(known) = paths.get(&PipelineKey::new(d)) else { return 0.0 };
         let (spec, work) = self.spec(parallel, d);
-        if let Some(list) = CutList::of(d.vocab, d.vpp) {
-            let (state, known) = (&parallel.states.least, known.iter().collect::<Vec<_>>());
-            let listed_bound =
-                ListedBound { spec: &spec, work: &work, state, budget_bytes: f64::INFINITY };
-            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
-            return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
-        }
         let fixed: Vec<_> = parallel
             .choices
             .rank_order
@@ -404,6 +398,17 @@ impl<'a> Worker<'a> {
                 fixed_durations(&self.cache, &d, &parallel.layer_costs)
             })
             .collect();
+        if let Some(list) = CutList::of(d.vocab, d.vpp) {
+            let vocab_s = |path: &CriticalPath| {
+                let all = fixed.iter().map(|durations| path.vocab_s(&durations.vocab));
+                all.fold(f64::INFINITY, f64::min)
+            };
+            let known: Vec<_> = known.iter().map(|path| (path, vocab_s(path))).collect();
+            let (state, budget_bytes) = (&parallel.states.least, f64::INFINITY);
+            let listed_bound = ListedBound { spec: &spec, work: &work, state, budget_bytes };
+            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
+            return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
+        }
         let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
         let partition_bound =
             PartitionBound::new(&spec, &work, &parallel.states.least, &self.cache.layers, budget);

@@ -13,10 +13,10 @@ use crate::pricing::cost_cache::LayerCosts;
 use crate::pricing::listed_cuts::{CutList, Ranges};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::priced::Placed;
-use crate::pricing::stage_transfers::fixed_durations;
+use crate::pricing::stage_transfers::{fixed_durations, vocab_passes};
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
-use models::decisions::Decisions;
+use models::decisions::{Decisions, RankOrder};
 use std::rc::Rc;
 
 impl Expansion {
@@ -80,8 +80,8 @@ impl Worker<'_> {
             Some((_, spec, plain)) => (spec.clone(), Rc::clone(plain)),
             None => {
                 let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
-                let plain = match d.vocab.over_pipeline() {
-                    true => Rc::new(MicroBatchCost::of(&self.cache, d, &parallel.layer_costs)),
+                let plain = match d.vocab.over_pipeline() || !is_usual(d) {
+                    true => Rc::new(self.own_work(d, parallel)),
                     false => Rc::clone(&parallel.work),
                 };
                 if self.last_specs.len() == LAST_SPECS {
@@ -93,6 +93,14 @@ impl Worker<'_> {
         };
         let work = view.added_to(&plain, &spec);
         (spec, plain, work)
+    }
+
+    /// One micro-batch under `d` with its own rank order, on which the all-to-all depends.
+    pub(super) fn own_work(&self, d: &Decisions, parallel: &LayoutView) -> MicroBatchCost {
+        match is_usual(d) {
+            true => MicroBatchCost::of(&self.cache, d, &parallel.layer_costs),
+            false => MicroBatchCost::of(&self.cache, d, &self.cache.layer_costs(d)),
+        }
     }
 
     /// Bound of a pipeline with parameter state `view` whatever the partition, without memory, with
@@ -131,7 +139,10 @@ impl Worker<'_> {
             let limit_s = self.pipeline_s(bar_s) * slack - step_s;
             let mut below = listed_bound.below(&candidates, limit_s);
             let known = known_paths(&key, paths, &expansion.paths);
-            below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &known) < limit_s);
+            let passes = vocab_passes(&self.cache, &d, &parallel.layer_costs);
+            let vocab = passes.map(|passes| passes.durations).unwrap_or_default();
+            let chains: Vec<_> = known.iter().map(|path| (*path, path.vocab_s(&vocab))).collect();
+            below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &chains) < limit_s);
             if below.is_empty() {
                 expansion.cut_by_time += 1;
                 return;
@@ -338,6 +349,12 @@ impl Worker<'_> {
             expansion.parts.push(SearchNode { bound_s, decisions, count: 0, stage: Stage::Placed });
         }
     }
+}
+
+/// Whether layers cost what they do with the usual rank order, by which layouts are bounded. It
+/// never places the ranks that share experts farther apart than others do.
+pub(super) fn is_usual(d: &Decisions) -> bool {
+    d.ep == 1 || d.rank_order == RankOrder::DpInner
 }
 
 /// Known chains of a pipeline, with those just found.

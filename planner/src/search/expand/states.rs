@@ -2,6 +2,7 @@
 //! rank order, least bound first.
 
 use super::layout::LayoutView;
+use super::place::is_usual;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::states::{ShardGroup, StateView};
@@ -108,8 +109,16 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         best_s: f64,
     ) -> Vec<StateBound> {
-        let (spec, work) = self.spec(parallel, &node.decisions);
-        let bound_s = |view: &StateView| self.state_s(&spec, &work, view).max(node.bound_s);
+        let (spec, usual) = self.spec(parallel, &node.decisions);
+        let other = |view: &StateView| {
+            let d = view.of(&node.decisions);
+            (!is_usual(&d)).then(|| Rc::new(self.own_work(&d, parallel)))
+        };
+        let others = groups.iter().map(|group| &group.least).find_map(other);
+        let bound_s = |view: &StateView| {
+            let own = others.as_ref().filter(|_| !is_usual(&view.of(&node.decisions)));
+            self.state_s(&spec, own.unwrap_or(&usual), view).max(node.bound_s)
+        };
         let mut open = vec![];
         for (at, group) in (0..).zip(groups) {
             if bound_s(&group.least) < best_s {

@@ -2,11 +2,9 @@
 //! programs over every cut, least bound first, until none is open or their work is spent.
 
 use super::super::expand::every_cut::{EveryCutStage, node};
-use super::super::expand::group::is_left_open;
-use super::super::left_open;
 use super::team::{Answer, Batch, Team};
 use super::{Progress, Run};
-use crate::request::Task;
+use crate::pricing::listed_cuts::is_complete;
 use std::sync::Arc;
 
 /// Fractions (1/n) of the work for all: what the first programs of a configuration take at most,
@@ -21,16 +19,14 @@ impl Run<'_> {
     /// bound of what stays open, with overheads, s; infinite where nothing does.
     pub(super) fn prove_every_cut(&mut self, threads: usize, progress: Progress<'_>) -> f64 {
         let own = self.best.as_ref().map(|(own, _)| own.clone());
-        let (apart, restrictions) =
-            (left_open::is_apart(self.task), left_open::offered(self.task.restrictions));
-        let task = Task { restrictions: &restrictions, ..self.task.clone() };
+        let task = self.task;
         let most_work = self.work.saturating_add(task.every_cut_work);
         let first_work = (task.every_cut_work / FIRST_SHARE).max(1);
         self.most_paths = MAX_PATHS;
         let pipelines = Arc::clone(&self.pipelines);
         std::thread::scope(|scope| {
-            let mut team = Team::new(scope, &task, &pipelines, threads);
-            let own = own.filter(|own| is_left_open(own, task.model.layers, apart));
+            let mut team = Team::new(scope, task, &pipelines, threads);
+            let own = own.filter(|own| !is_complete(own, task.model.layers));
             if let Some(own) = own {
                 let stage = EveryCutStage::Configuration(task.every_cut_work / OWN_SHARE);
                 let nodes = vec![node(0.0, own, stage)];
@@ -46,7 +42,7 @@ impl Run<'_> {
             let contexts = Arc::clone(&self.contexts);
             for (context, bound_s) in contexts.iter().zip(self.contexts_s.clone()) {
                 if bound_s < self.best_s {
-                    self.push(context.every_cut(bound_s, apart));
+                    self.push(context.every_cut(bound_s));
                 }
             }
             let work = |run: &Self| {

@@ -42,15 +42,10 @@ const MAX_THREADS: usize = 8;
 const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
 const CLIMBING: f64 = 0.5;
-/// Share of the time for expanding after the dives, where the incumbent has vocabulary passes.
-const WITH_PASSES: f64 = 0.4;
-/// Share of the time left for local search and what is left out, there.
-const CLOSING_WITH_PASSES: f64 = 0.25;
 
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = Instant::now();
-    let mut closing = task.clone();
     let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
     let pipelines = Arc::new(Pipelines::default());
@@ -59,13 +54,8 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let mut run = Run::new(task, Arc::clone(&pipelines), threads);
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
-        let earlier = expanding.until.share(WITH_PASSES);
-        run.expand_all(&mut team, [expanding.until, earlier], progress);
+        run.expand_all(&mut team, expanding.until, progress);
         drop(team);
-        if run.has_passes() {
-            closing.until = task.until.share(CLOSING_WITH_PASSES);
-        }
-        run.task = &closing;
         if !run.is_enough() {
             run.climb(threads);
             run.bound_left_open(threads, progress);
@@ -215,18 +205,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Expands search nodes until a moment, or an earlier one where the incumbent has vocabulary
-    /// passes: there, a second search follows, and another order of passes.
-    fn expand_all(
-        &mut self,
-        team: &mut Team<'_>,
-        [until, earlier]: [Until<'_>; 2],
-        progress: Progress<'_>,
-    ) {
-        let work = |run: &Self| {
-            let until = if run.has_passes() { earlier } else { until };
-            (!until.is_over()).then(|| run.work_left() / WORK_SHARE)
-        };
+    /// Expands search nodes until a moment.
+    fn expand_all(&mut self, team: &mut Team<'_>, until: Until<'_>, progress: Progress<'_>) {
+        let work = |run: &Self| (!until.is_over()).then(|| run.work_left() / WORK_SHARE);
         self.expand_while(team, work, progress);
         self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
         let contexts = &self.contexts;
@@ -236,11 +217,6 @@ impl<'a> Run<'a> {
         };
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
         self.programs.clear();
-    }
-
-    /// Whether the incumbent has vocabulary passes: there, a second search follows.
-    fn has_passes(&self) -> bool {
-        self.best.as_ref().is_some_and(|(d, _)| d.vocab.over_pipeline())
     }
 
     /// Expands search nodes while `work` gives integer programs work for the next batch.
