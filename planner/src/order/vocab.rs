@@ -13,17 +13,39 @@ use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::search::Found;
 use models::decisions::{Decisions, Vocab};
-use models::schedule::{PassRatios, PassTimes};
+use models::schedule::{PassRatios, PassTimes, ScheduleName};
 
-/// The result of a search, with vocabulary passes placed by its own times.
+/// The result of a search, with vocabulary passes placed by its own times. Schedules that are as
+/// fast in the order for any times may differ then: those that can take its place are tried, too,
+/// as long as there is time.
 pub fn timed(task: &Task<'_>, found: Found) -> Found {
     let cache = CostCache::new(task.model, task.cluster, task.gpus);
     let Found { decisions, placed, priced } = found;
-    let (decisions, priced) = match by_own_times(&cache, &decisions, &placed, &priced) {
-        Some(timed) => timed,
-        None => (decisions, priced),
+    let Some(own) = by_own_times(&cache, &decisions, &placed, &priced) else {
+        return Found { decisions, placed, priced };
     };
+    let others = others_on_the_same_stages(task, &decisions).into_iter();
+    let others = others.take_while(|_| !task.until.is_over());
+    let timed = others.filter_map(|d| by_own_times(&cache, &d, &placed, &priced));
+    let (decisions, priced) = timed.fold(own, |best, other| {
+        let faster = other.1.iteration_s < best.1.iteration_s;
+        if faster && other.1.fits >= best.1.fits { other } else { best }
+    });
     Found { decisions, placed, priced }
+}
+
+/// The decisions with every other allowed schedule that hosts vocabulary passes on the same stages.
+fn others_on_the_same_stages(task: &Task<'_>, d: &Decisions) -> Vec<Decisions> {
+    let (ranks, micro_batches, chunks) = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
+    let hosts = |name: &ScheduleName| {
+        *name != d.schedule
+            && name.takes_vocab()
+            && name.is_whole() == d.schedule.is_whole()
+            && name.layout(chunks) == d.schedule.layout(chunks)
+            && name.check(ranks, micro_batches, chunks).is_ok()
+    };
+    let all = task.restrictions.schedule.among(&ScheduleName::ALL).into_iter().filter(hosts);
+    all.map(|schedule| Decisions { schedule, ..d.clone() }).collect()
 }
 
 /// The same decisions with vocabulary passes placed by this partition's times, or by default times
