@@ -79,6 +79,9 @@ pub struct StateView {
     gather_s: Vec<f64>,
     /// By layer kind, reductions of a layer's gradients in a backward pass, s.
     scatter_s: Vec<f64>,
+    /// Of the embedding and of the output layer on one stage each, gathers before a pass and
+    /// reductions in a backward pass, s.
+    ends_s: [[f64; 2]; 2],
     /// The exchange of gradients between the two copies of a stage, where there are two.
     copied: StepTime,
     /// Buffers for gathered weights and reduced gradients, bytes.
@@ -105,6 +108,13 @@ impl StateView {
             kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
         };
         let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
+        let end_s = |dense: f64| {
+            let params = LocalParams { dense, expert: 0.0 };
+            let from = |stage, time_s: f64| if d.zero_stage >= stage { time_s } else { 0.0 };
+            let [gather_s, scatter_s] = [state.gather_s(params), state.reduce_scatter_s(params)];
+            [from(3, gather_s), from(2, scatter_s)].map(|time_s| time_s * software.zero3_slowdown)
+        };
+        let (embedding, head) = cache.vocab_params(d.tp);
         let (copied_start_s, copied_byte_s) = least_line_of_copies(cache, d);
         Self {
             rank_order: d.rank_order,
@@ -125,6 +135,7 @@ impl StateView {
             update_s: rates(&update_s),
             gather_s: by_kind(3, &|params| state.gather_s(params)),
             scatter_s: by_kind(2, &|params| state.reduce_scatter_s(params)),
+            ends_s: [end_s(embedding), end_s(head)],
             copied: StepTime {
                 each_s: rates(&|one| state.copied_bytes(one) * copied_byte_s),
                 start_s: copied_start_s,
@@ -146,6 +157,7 @@ impl StateView {
         least(&mut self.update_s, &other.update_s);
         least(&mut self.gather_s, &other.gather_s);
         least(&mut self.scatter_s, &other.scatter_s);
+        self.ends_s.iter_mut().zip(&other.ends_s).for_each(|(own, other)| least(own, other));
         self.copied.least(&other.copied);
         self.motion_bytes = self.motion_bytes.min(other.motion_bytes);
         self
@@ -210,12 +222,31 @@ impl StateView {
 
     /// Gathers and reductions that the forward and the backward of a layer do not hide, s.
     pub fn exposed_s(&self, index: usize, kind: &KindCost, spec: &PipelineSpec) -> (f64, f64) {
-        // Breadth-first loops gather and reduce once for all micro-batches.
+        let (gather_s, scatter_s) = (self.gather_s[index], self.scatter_s[index]);
+        let forward_s = self.unhidden_s(spec, gather_s, kind.forward_s);
+        (forward_s, self.unhidden_s(spec, gather_s + scatter_s, kind.backward_s))
+    }
+
+    /// What a pass of `compute_s` does not hide of the communication of one unit, s. Breadth-first
+    /// loops gather and reduce once for all micro-batches.
+    fn unhidden_s(&self, spec: &PipelineSpec, comm_s: f64, compute_s: f64) -> f64 {
         let shared = if spec.schedule == ScheduleName::LoopedBfs { spec.m() } else { 1.0 };
-        let exposed = |comm_s: f64, compute_s: f64| comm_s - (comm_s * self.overlap).min(compute_s);
-        let gather_s = self.gather_s[index] / shared;
-        let both_s = gather_s + self.scatter_s[index] / shared;
-        (exposed(gather_s, kind.forward_s), exposed(both_s, kind.backward_s))
+        let comm_s = comm_s / shared;
+        comm_s - (comm_s * self.overlap).min(compute_s)
+    }
+
+    /// Adds what the tables of the embedding and of the output layer add to passes, where one stage
+    /// holds each. The backward of the embedding reads no weights; a table that both share is
+    /// reduced once.
+    fn add_to_ends(&self, work: &mut MicroBatchCost, spec: &PipelineSpec) {
+        let shared = work.tied && spec.ends_meet();
+        let [[gather_s, scatter_s], [of_head_s, scatter_of_head_s]] = self.ends_s;
+        let back_s = [scatter_s, of_head_s + if shared { 0.0 } else { scatter_of_head_s }];
+        let ends = [(&mut work.embedding, gather_s), (&mut work.head, of_head_s)];
+        for ((end, gather_s), back_s) in ends.into_iter().zip(back_s) {
+            end.forward_s += self.unhidden_s(spec, gather_s, end.forward_s);
+            end.backward_s += self.unhidden_s(spec, back_s, end.backward_s);
+        }
     }
 
     /// `work` with what the parameter state adds to the passes of layers.
@@ -227,6 +258,10 @@ impl StateView {
                 kind.forward_s += forward_s;
                 kind.backward_s += backward_s;
                 kind.input_s += backward_s;
+            }
+            // Bounds for all pipelines leave the ends out.
+            if spec.passes.is_none() && work.embedding.params > 0.0 {
+                self.add_to_ends(&mut work, spec);
             }
         }
         work
@@ -296,6 +331,7 @@ impl States {
             update_s: [0.0; 2],
             gather_s: vec![0.0; kinds.len()],
             scatter_s: vec![0.0; kinds.len()],
+            ends_s: [[0.0; 2]; 2],
             copied: StepTime::NONE,
             motion_bytes: 0.0,
             overlap: 0.0,
