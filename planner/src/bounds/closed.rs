@@ -192,7 +192,11 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
     let all =
         [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
     let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.least_stages(), hidden_in_s);
-    all.into_iter().map(step_s).fold(0.0, f64::max)
+    let fullest_s = work.fullest(spec.ranks, spec.copies(), |_, kind| {
+        let held = kind.params * spec.copies() as f64;
+        view.step_of_s(held, 0, f64::INFINITY)
+    });
+    all.into_iter().map(step_s).fold(fullest_s, f64::max)
 }
 
 /// The backward passes of one micro-batch through all layers, with blocking transfers and gaps, s.

@@ -298,15 +298,22 @@ impl<'a> PartitionBound<'a> {
         if best_s < limit_s { best_s } else { f64::INFINITY }
     }
 
-    /// The largest row of a stage and the later ones, of which the longest takes `behind_s`, with
-    /// the reductions of rank 0.
+    /// The largest row of a stage and the later ones, of which the longest takes `behind_s`.
     fn value_s(&self, stage: usize, (start, end): (usize, usize), row: &Row, behind_s: f64) -> f64 {
         let splits = self.spec.splits_backward();
         let own_s = match splits {
             true => self.split_s(stage, (start, end), row),
-            false => row.total_s + self.waits_s(stage, end, row),
+            false => self.whole_s(stage, (start, end), row),
         };
-        own_s.max(behind_s) + if stage == 0 && !splits { self.own_tail_s(0, 0, end) } else { 0.0 }
+        own_s.max(behind_s)
+    }
+
+    /// The longest chain of a stage with whole backwards: its passes and waits, and then the last
+    /// micro-batch's backward path to rank 0, or its own reductions.
+    fn whole_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
+        let back_s = self.before[start].backward_s + self.stages[stage].back_s;
+        let behind_s = self.own_tail_s(stage, start, end) - back_s;
+        row.total_s + self.waits_s(stage, end, row) + behind_s.max(0.0)
     }
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.

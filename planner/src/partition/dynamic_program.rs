@@ -7,7 +7,8 @@
 //!         + max(0, D_q − w_q F_q) + max(0, D_q − w_q B_q) ]
 //! ```
 //!
-//! with `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`. The terms, in order: the
+//! and each stage's reductions follow its own last backward. Here
+//! `D_q = Σ_{j>q} (F_j + B_j) + 2 Σ_{j≥q} c_j` and `w_q = p − 1 − q`. The terms, in order: the
 //! first micro-batch's forward path to stage `q` and the last one's backward path from it; the
 //! stage's own `m` micro-batches; its wait for its first backward in warm-up; and its wait after
 //! its last forward in cooldown. Each wait is the round trip to the last stage minus the passes
@@ -50,8 +51,7 @@ struct Label {
     load_s: f64,
     /// From the start of the first forward on these stages to the end of the last backward, s.
     span_s: f64,
-    /// From the same start to the end of their last pass, s. Where weight gradients may run after
-    /// the last backward, it includes the ranks' reductions.
+    /// From the same start to the end of their last pass and of the reductions behind it, s.
     end_s: f64,
     /// Longest step after the barrier among them, s.
     step_s: f64,
@@ -219,13 +219,13 @@ fn join(
     let micro_batches = problem.pipeline.micro_batches;
     let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
     let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
-    // The first stage finishes its passes last, so nothing hides its tail.
-    let tail_s = if stage == 0 { c.tail_s } else { 0.0 };
-    let span_s = own_s.max(c.load_s() + span_below_s) + tail_s;
+    let span_s = own_s.max(c.load_s() + span_below_s);
+    // Every stage reduces its gradients after its last backward.
+    let end_below_s = after.map_or(0.0, |label| c.forward_s + link_s + label.end_s);
     Label {
         load_s: c.load_s() + below_s,
         span_s,
-        end_s: span_s,
+        end_s: end_below_s.max(span_s + c.tail_s),
         step_s: c.step_s.max(step_below_s),
         longest_s: [0.0; 2],
         column,
