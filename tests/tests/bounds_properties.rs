@@ -58,7 +58,7 @@ impl<'a> Subject<'a> {
     /// All bounds by name, in s, before stragglers and fixed work.
     fn bounds(&self) -> Vec<(&'static str, f64)> {
         let spec = &self.spec;
-        let step_s = closed::least_step_s(spec, &self.plain, &self.state);
+        let step_s = closed::own_step_s(spec, &self.work, &self.state);
         let knapsack = RecomputeKnapsack::new(&self.plain.kinds, spec.options());
         let first_s = knapsack.at_first(&self.plain.counts).0;
         let overheads = self.states.overheads(&self.plain, spec);

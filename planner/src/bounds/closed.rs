@@ -171,7 +171,26 @@ pub fn with_state_s(
         let head_tail_s = left_s(dense(head.params), head.backward_s);
         longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
     }
-    longest_s + least_step_s(spec, work, view)
+    (longest_s + least_step_s(spec, work, view)).max(fullest_rank_s(spec, work, view))
+}
+
+/// All that a rank does which holds at least `⌈n/p⌉` layers of a kind, s: its passes, reductions,
+/// and the step after the barrier. Whatever else it holds adds at least as much to its passes as it
+/// hides of the reductions and gathers.
+fn fullest_rank_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+    let first = spec.options()[0];
+    let copies = spec.copies() as f64;
+    let own_s = |_, kind: &KindCost| {
+        let passes_s = spec.m() * (kind.load_s() + kind.recompute_s[first]);
+        let held = kind.params * copies;
+        let tail_s = match spec.copies() {
+            1 => view.tail_of_s(held, 0, kind.backward_s),
+            _ => view.tail_of_copies_s(held, 0),
+        };
+        passes_s + tail_s + view.step_of_s(held, 0, copies * kind.forward_s)
+    };
+    let gaps_s: f64 = spec.gaps_s().iter().sum();
+    spec.m() * (spec.passes_s() + gaps_s) + work.fullest(spec.ranks, spec.copies(), own_s)
 }
 
 /// Lower bound on the work after the barrier, s: some rank has at least the mean parameters, one
@@ -192,11 +211,26 @@ pub fn least_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView
     let all =
         [(mean, hidden_in_s), (dense(embedding), f64::INFINITY), (dense(head), f64::INFINITY)];
     let step_s = |(params, hidden_in_s)| view.step_of_s(params, spec.least_stages(), hidden_in_s);
-    let fullest_s = work.fullest(spec.ranks, spec.copies(), |_, kind| {
-        let held = kind.params * spec.copies() as f64;
-        view.step_of_s(held, 0, f64::INFINITY)
-    });
-    all.into_iter().map(step_s).fold(fullest_s, f64::max)
+    all.into_iter().map(step_s).fold(0.0, f64::max)
+}
+
+/// [`least_step_s`] of one configuration, whose costs are known and not only bounded: some rank
+/// holds at least `⌈n/p⌉` layers of a kind. Where no layer's forward hides all of its gather,
+/// whatever else the rank holds hides no more than the vocabulary layers' forward, a gap and a
+/// transfer.
+pub fn own_step_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+    let gathered_s = |kind: &KindCost| view.gathers_s(kind.params);
+    let exposed = work.kinds.iter().all(|kind| gathered_s(kind) >= kind.forward_s);
+    let ends_s = work.embedding.forward_s + work.head.forward_s;
+    let others_s = ends_s + spec.chunks as f64 * (spec.gap_s + spec.most_crossing_s());
+    let of = |(kind, &count): (&KindCost, &usize)| {
+        let most = (spec.copies() * count).div_ceil(spec.ranks) as f64;
+        let known = exposed && view.zero_stage < 3;
+        let hidden_in_s = if known { most * kind.forward_s + others_s } else { f64::INFINITY };
+        view.step_of_s(kind.params * most, 0, hidden_in_s)
+    };
+    let fullest_s = work.kinds.iter().zip(&work.counts).map(of).fold(0.0, f64::max);
+    least_step_s(spec, work, view).max(fullest_s)
 }
 
 /// The backward passes of one micro-batch through all layers, with blocking transfers and gaps, s.

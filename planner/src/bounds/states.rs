@@ -206,6 +206,11 @@ impl StateView {
         update_s + self.gathers.exposed_s(params, stages, hidden_in_s)
     }
 
+    /// Gathers after the barrier, hidden or not, s, without what each stage adds.
+    pub fn gathers_s(&self, params: LocalParams) -> f64 {
+        self.gathers.all_s(params, 0)
+    }
+
     /// Buffers of gathers and reductions, bytes. Breadth-first loops keep those of a whole chunk.
     pub fn motion_bytes(&self, spec: &PipelineSpec, layers: usize) -> f64 {
         let stages = spec.ranks * spec.chunks;
@@ -357,20 +362,24 @@ impl States {
         let mean = work.params() * (1.0 / spec.ranks as f64);
         let of = |(at, view): (usize, &StateView)| {
             let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
-            let behind_s = |params, n, backward_s| {
-                view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, f64::INFINITY)
+            let behind_s = |params, n, [forward_s, backward_s]: [f64; 2]| {
+                view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, forward_s)
             };
             let all = work.kinds.iter().zip(&work.counts).enumerate();
-            let backwards = all.map(|(index, (kind, &count))| {
-                count as f64 * (kind.backward_s + view.exposed_s(index, kind, spec).1)
-            });
-            let backward_s = backwards.sum::<f64>() / spec.ranks as f64;
+            let (mut forward_s, mut backward_s) = (0.0, 0.0);
+            for (index, (kind, &count)) in all {
+                let share = count as f64 / spec.ranks as f64;
+                let exposed_s = view.exposed_s(index, kind, spec);
+                forward_s += share * (kind.forward_s + exposed_s.0);
+                backward_s += share * (kind.backward_s + exposed_s.1);
+            }
             let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
                 let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s);
-                passes_s + behind_s(kind.params, 0, kind.backward_s + backward_s)
+                let own_s = [kind.forward_s + forward_s, kind.backward_s + backward_s];
+                passes_s + behind_s(kind.params, 0, own_s)
             });
-            let added_s = passes_s + behind_s(mean, 1, backward_s);
+            let added_s = passes_s + behind_s(mean, 1, [forward_s, backward_s]);
             StateOverhead { at, added_s, fullest_s }
         };
         let mut all: Vec<StateOverhead> = self.undominated.iter().enumerate().map(of).collect();

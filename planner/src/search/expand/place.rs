@@ -129,7 +129,7 @@ impl Worker<'_> {
     ) {
         let bar_s = expansion.bar_s(best_s);
         let (spec, plain, work) = self.stated(&d, view, parallel);
-        let step_s = closed::least_step_s(&spec, &work, view);
+        let step_s = closed::own_step_s(&spec, &work, view);
         let key = PipelineKey::new(&d);
         if let Some(list) = CutList::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&spec, &plain, view);
@@ -212,7 +212,7 @@ impl Worker<'_> {
         let view = StateView::new(&self.cache, d, &layer_costs.params);
         let spec = PipelineSpec::new(&self.cache, d, &layer_costs);
         let step_s =
-            closed::least_step_s(&spec, &MicroBatchCost::of(&self.cache, d, &layer_costs), &view);
+            closed::own_step_s(&spec, &MicroBatchCost::of(&self.cache, d, &layer_costs), &view);
         let known: Vec<_> = known.iter().collect();
         let pipeline_s = self.chains_s(d, &layer_costs, &view, best_s, &known);
         self.with_overheads_s(pipeline_s + step_s) >= best_s

@@ -173,7 +173,7 @@ impl Worker<'_> {
         }
         // Local search may start from what is slower by this much, as in `price_state`.
         let slack = CutList::of(d.vocab, d.vpp).map_or(1.0, |list| self.slack(list, &spec));
-        let step_s = closed::least_step_s(&spec, &work, view) / slack;
+        let step_s = closed::own_step_s(&spec, &work, view) / slack;
         let limit_s = self.with_overheads_s(self.pipeline_s(limit_s) - step_s);
         let placed_s = self.placed_s(&spec, &work, view, limit_s);
         Some(self.with_overheads_s(placed_s + step_s))
