@@ -15,6 +15,12 @@ use crate::search::Found;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{PassRatios, PassTimes, ScheduleName};
 
+/// Most micro-batches times stages of pipelines whose passes are placed again. More take most of a
+/// second, and leave hardly a bubble to fill.
+const MOST_PASSES: u64 = 1 << 15;
+/// Most of them where other schedules are tried, too: an order then takes a few milliseconds.
+const FEW_PASSES: u64 = 1 << 12;
+
 /// The result of a search, with vocabulary passes placed by its own times. Schedules that are as
 /// fast in the order for any times may differ then: those that can take its place are tried, too,
 /// as long as there is time.
@@ -24,7 +30,9 @@ pub fn timed(task: &Task<'_>, found: Found) -> Found {
     let Some(own) = by_own_times(&cache, &decisions, &placed, &priced) else {
         return Found { decisions, placed, priced };
     };
-    let others = others_on_the_same_stages(task, &decisions).into_iter();
+    let few = passes(&decisions) <= FEW_PASSES;
+    let others = if few { others_on_the_same_stages(task, &decisions) } else { vec![] };
+    let others = others.into_iter();
     let others = others.take_while(|_| !task.until.is_over());
     let timed = others.filter_map(|d| by_own_times(&cache, &d, &placed, &priced));
     let (decisions, priced) = timed.fold(own, |best, other| {
@@ -32,6 +40,10 @@ pub fn timed(task: &Task<'_>, found: Found) -> Found {
         if faster && other.1.fits >= best.1.fits { other } else { best }
     });
     Found { decisions, placed, priced }
+}
+
+fn passes(d: &Decisions) -> u64 {
+    d.pp * d.vpp * d.micro_batches
 }
 
 /// The decisions with every other allowed schedule that hosts vocabulary passes on the same stages.
@@ -50,15 +62,16 @@ fn others_on_the_same_stages(task: &Task<'_>, d: &Decisions) -> Vec<Decisions> {
 
 /// The same decisions with vocabulary passes placed by this partition's times, or by default times
 /// where those are faster or alone fit. `now` is the current price: where it fits, only orders that
-/// fit are considered. `None` without vocabulary passes, and for interlaced ones, whose places are
-/// fixed.
+/// fit are considered. `None` without vocabulary passes, for interlaced ones, whose places are
+/// fixed, and for more than [`MOST_PASSES`].
 pub fn by_own_times(
     cache: &CostCache<'_>,
     decisions: &Decisions,
     placed: &Placed,
     now: &Priced,
 ) -> Option<(Decisions, Priced)> {
-    if !decisions.vocab.over_pipeline() || decisions.vocab == Vocab::Interlaced {
+    let placed_freely = decisions.vocab.over_pipeline() && decisions.vocab != Vocab::Interlaced;
+    if !placed_freely || passes(decisions) > MOST_PASSES {
         return None;
     }
     let (model, cluster, gpus) = (cache.model, cache.cluster, cache.gpus);

@@ -163,10 +163,11 @@ impl Worker<'_> {
         let mut least_s = f64::INFINITY;
         while let Some((at, least)) = least_of(&bounds) {
             least_s = least.bound_s;
-            if least.source == BoundSource::Memory || least_s >= limit_s {
+            let is_tight = matches!(least.source, BoundSource::AnyOrder | BoundSource::Memory);
+            if is_tight || least_s >= limit_s {
                 break;
             }
-            let checked = self.checked_s(parallel, &pipelines[at].of(d), (limit_s, far_s));
+            let checked = self.checked_s(parallel, &pipelines[at].of(d), (limit_s, far_s), true);
             bounds[at] = PipelineBound { bound_s: checked.bound_s.max(least_s), ..checked };
         }
         if least_s >= best_s {
@@ -211,12 +212,19 @@ impl Worker<'_> {
     ) -> Expansion {
         let d = &node.decisions;
         let mut bound_s = node.bound_s;
-        if source != BoundSource::Memory {
+        if !matches!(source, BoundSource::AnyOrder | BoundSource::Memory) {
             // An earlier bound may have stopped early.
             bound_s = bound_s.max(self.quick_s(parallel, d, best_s));
         }
         if source != BoundSource::Memory && bound_s < best_s {
-            bound_s = bound_s.max(self.checked_s(parallel, d, (best_s, best_s)).bound_s);
+            let put_off = source != BoundSource::AnyOrder;
+            let checked = self.checked_s(parallel, d, (best_s, best_s), put_off);
+            bound_s = bound_s.max(checked.bound_s);
+            if checked.source == BoundSource::AnyOrder && bound_s < best_s {
+                let stage = Stage::Pipeline(BoundSource::AnyOrder);
+                let part = SearchNode { bound_s, stage, ..node.clone() };
+                return Expansion { parts: vec![part], ..Expansion::default() };
+            }
         }
         if bound_s < best_s {
             bound_s = bound_s.max(self.paths_s(parallel, d, best_s, paths));

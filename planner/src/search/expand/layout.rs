@@ -35,11 +35,14 @@ pub(super) struct LayoutView {
     /// and where all micro-batches share one communication.
     pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
-    /// By cut list, stage layout, vocabulary placement, recomputation and whether the backward is
-    /// split: a bound for any order of passes, and the limit up to which it was computed, with
-    /// overheads, s.
-    any_order_s: HashMap<(CutList, StageLayout, Vocab, RecomputePolicy, bool), (f64, f64)>,
+    /// A bound for any order of passes, and the limit up to which it was computed, with overheads,
+    /// s.
+    any_order_s: HashMap<AnyOrder, (f64, f64)>,
 }
+
+/// Cut list, stage layout, vocabulary placement, recomputation and whether the backward is split:
+/// what a bound for any order of passes depends on within a layout.
+type AnyOrder = (CutList, StageLayout, Vocab, RecomputePolicy, bool);
 
 /// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,9 @@ pub(in crate::search) enum BoundSource {
     Others,
     /// Degrees and load, or a tighter bound that stopped early at its limit.
     Degrees,
+    /// What holds for any order of passes: a tighter bound needs the order, which takes long to
+    /// generate.
+    AnyOrder,
     /// The recomputation that memory makes necessary: the tightest bound before parameter state is
     /// chosen.
     Memory,
@@ -453,19 +459,24 @@ impl Worker<'_> {
 
     /// Bound of a pipeline with the recomputation that the leanest parameter state makes necessary,
     /// with overheads, s; infinite where it does not fit. A value of `far_s` or more only proves
-    /// that the time is `far_s` or more. The order of passes is not generated where the bound for
-    /// any order reaches `near_s`.
+    /// that the time is `far_s` or more. Where the order of passes has to be generated, that is left
+    /// for later if it is `put_off`, and if the bound for any order reaches `near_s`.
     pub(super) fn checked_s(
         &mut self,
         parallel: &mut LayoutView,
         d: &Decisions,
         (near_s, far_s): (f64, f64),
+        put_off: bool,
     ) -> PipelineBound {
         let (spec, work) = self.spec(parallel, d);
         let states = Rc::clone(&parallel.states);
-        let any_order_s = self.any_order_s(parallel, &spec, &work, near_s);
-        if any_order_s >= near_s {
-            return PipelineBound { bound_s: any_order_s, source: BoundSource::Degrees };
+        if !spec.is_known_without_order() {
+            let bound_s = self.any_order_s(parallel, &spec, &work, near_s);
+            if bound_s >= near_s || put_off {
+                let source =
+                    if bound_s < near_s { BoundSource::AnyOrder } else { BoundSource::Degrees };
+                return PipelineBound { bound_s, source };
+            }
         }
         let pipeline_s = self.placed_s(&spec, &work, &states.least, far_s);
         let bound_s = self.with_overheads_s(pipeline_s);
@@ -484,9 +495,6 @@ impl Worker<'_> {
         work: &MicroBatchCost,
         limit_s: f64,
     ) -> f64 {
-        if spec.is_known_without_order() {
-            return 0.0;
-        }
         let state = &Rc::clone(&parallel.states).least;
         let budget_bytes = self.budget_bytes(spec, work, state);
         let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else {

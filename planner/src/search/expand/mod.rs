@@ -96,6 +96,17 @@ impl Context {
 }
 
 impl SearchNode {
+    /// Whether expanding it takes much longer than expanding others: an integer program, or the
+    /// order of vocabulary passes.
+    pub fn takes_long(&self) -> bool {
+        let over_pipeline = self.decisions.vocab.over_pipeline();
+        match self.stage {
+            Stage::Placed => true,
+            Stage::Pipeline(source) => over_pipeline && source == BoundSource::AnyOrder,
+            _ => false,
+        }
+    }
+
     /// Whether its configurations are priced next.
     pub fn is_leaf(&self) -> bool {
         matches!(

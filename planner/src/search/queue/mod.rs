@@ -7,7 +7,7 @@ mod every_cut;
 mod finish;
 mod team;
 
-use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Worker};
+use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Worker};
 use super::{Effort, Found, Outcome, Progress, Standing};
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::Pipelines;
@@ -29,8 +29,8 @@ use team::{Answer, Batch, Team};
 const BATCH: usize = 128;
 /// Search nodes of a batch that are priced and not split further: each may improve the incumbent.
 const LEAVES_AT_ONCE: usize = 8;
-/// Integer programs of a batch: each may improve the incumbent, too, and takes much longer.
-const PROGRAMS_AT_ONCE: usize = 2;
+/// Search nodes of a batch that take long: each may improve the incumbent, too.
+const LATER_AT_ONCE: usize = 2;
 /// The integer programs of one search node take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
 /// More threads would each price the same layers again.
@@ -109,9 +109,9 @@ struct Run<'a> {
     /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
     waiting: BinaryHeap<Waiting>,
-    /// Search nodes that are left to integer programs. They wait until nothing else does: the
-    /// better the incumbent, the fewer of them are solved.
-    programs: BinaryHeap<Waiting>,
+    /// Search nodes that take long to expand ([`SearchNode::takes_long`]). They wait until nothing
+    /// else does: the better the incumbent, the fewer of them are expanded.
+    later: BinaryHeap<Waiting>,
     pushed: u64,
     /// Search nodes expanded so far.
     expansions: u64,
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
             contexts: Arc::from(contexts),
             contexts_s: vec![],
             waiting: BinaryHeap::new(),
-            programs: BinaryHeap::new(),
+            later: BinaryHeap::new(),
             pushed: 0,
             expansions: 0,
             best_s: task.cutoff_s,
@@ -168,9 +168,9 @@ impl<'a> Run<'a> {
     }
 
     fn push(&mut self, node: SearchNode) {
-        let (bound_s, is_program) = (node.bound_s, matches!(node.stage, Stage::Placed));
+        let (bound_s, takes_long) = (node.bound_s, node.takes_long());
         let waiting = self.numbered(bound_s, What::SearchNode(Box::new(node)));
-        if is_program { self.programs.push(waiting) } else { self.waiting.push(waiting) }
+        if takes_long { self.later.push(waiting) } else { self.waiting.push(waiting) }
     }
 
     fn numbered(&mut self, bound_s: f64, what: What) -> Waiting {
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
             What::SearchNode(node) => node.count,
         };
         self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
-        self.programs.clear();
+        self.later.clear();
     }
 
     /// Expands search nodes while `work` gives integer programs work for the next batch.
@@ -264,11 +264,11 @@ impl<'a> Run<'a> {
     /// The least bound of a search node that is not expanded, with overheads, s.
     fn least_waiting_s(&self) -> f64 {
         let least_s = |heap: &BinaryHeap<Waiting>| heap.peek().map(|least| least.bound_s);
-        let both_s = [least_s(&self.waiting), least_s(&self.programs)];
+        let both_s = [least_s(&self.waiting), least_s(&self.later)];
         both_s.into_iter().flatten().fold(f64::INFINITY, f64::min)
     }
 
-    /// The search nodes with the least bounds below the incumbent. Integer programs come where
+    /// The search nodes with the least bounds below the incumbent. Those that take long come where
     /// there are no others, and none are being expanded (`is_idle`).
     fn next_batch(&mut self, is_idle: bool) -> Vec<SearchNode> {
         if self.expansions >= self.task.most_expansions || self.is_enough() {
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         let is_open =
             |heap: &BinaryHeap<Waiting>| heap.peek().is_some_and(|least| least.bound_s < best_s);
         let (heap, most_leaves) = match (is_open(&self.waiting), is_idle) {
-            (false, true) => (&mut self.programs, PROGRAMS_AT_ONCE),
+            (false, true) => (&mut self.later, LATER_AT_ONCE),
             _ => (&mut self.waiting, LEAVES_AT_ONCE),
         };
         let (mut nodes, mut leaves) = (vec![], 0);
@@ -288,7 +288,7 @@ impl<'a> Run<'a> {
                 What::Context(index) => self.contexts[index].node(bound_s),
                 What::SearchNode(node) => *node,
             };
-            leaves += usize::from(node.is_leaf());
+            leaves += usize::from(node.is_leaf() || node.takes_long());
             nodes.push(node);
         }
         self.expansions += nodes.len() as u64;
