@@ -171,13 +171,13 @@ pub fn with_state_s(
         let head_tail_s = left_s(dense(head.params), head.backward_s);
         longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
     }
-    (longest_s + least_step_s(spec, work, view)).max(fullest_rank_s(spec, work, view))
+    longest_s + least_step_s(spec, work, view)
 }
 
 /// All that a rank does which holds at least `⌈n/p⌉` layers of a kind, s: its passes, reductions,
 /// and the step after the barrier. Whatever else it holds adds at least as much to its passes as it
-/// hides of the reductions and gathers.
-fn fullest_rank_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
+/// hides of the reductions and gathers. `spec` is one pipeline, and does not stand for others.
+pub fn fullest_rank_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) -> f64 {
     let first = spec.options()[0];
     let copies = spec.copies() as f64;
     let own_s = |_, kind: &KindCost| {
@@ -190,7 +190,9 @@ fn fullest_rank_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateView) 
         passes_s + tail_s + view.step_of_s(held, 0, copies * kind.forward_s)
     };
     let gaps_s: f64 = spec.gaps_s().iter().sum();
-    spec.m() * (spec.passes_s() + gaps_s) + work.fullest(spec.ranks, spec.copies(), own_s)
+    // One micro-batch's gaps may hide some of what follows.
+    let others_s = spec.m() * spec.passes_s() + (spec.m() - 1.0) * gaps_s;
+    others_s + work.fullest(spec.ranks, spec.copies(), own_s)
 }
 
 /// Lower bound on the work after the barrier, s: some rank has at least the mean parameters, one

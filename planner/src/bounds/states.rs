@@ -409,6 +409,7 @@ impl StateView {
             && self.reductions.undercuts(&other.reductions)
             && self.gathers.undercuts(&other.gathers)
             && all(&self.update_s, &other.update_s)
+            && self.ends_s.iter().zip(&other.ends_s).all(|(own, other)| all(own, other))
             && self.copied.undercuts(&other.copied)
             && all(&self.gather_s, &other.gather_s)
             && all(&self.scatter_s, &other.scatter_s)

@@ -57,7 +57,8 @@ fn others_on_the_same_stages(task: &Task<'_>, d: &Decisions) -> Vec<Decisions> {
             && name.check(ranks, micro_batches, chunks).is_ok()
     };
     let all = task.restrictions.schedule.among(&ScheduleName::ALL).into_iter().filter(hosts);
-    all.map(|schedule| Decisions { schedule, ..d.clone() }).collect()
+    let all = all.map(|schedule| Decisions { schedule, ..d.clone() });
+    all.filter(|d| task.space().runs(d)).collect()
 }
 
 /// The same decisions with vocabulary passes placed by this partition's times, or by default times

@@ -252,7 +252,7 @@ impl<'a> Space<'a> {
     }
 
     /// Whether our trainer can run this, or does not have to.
-    fn runs(&self, d: &Decisions) -> bool {
+    pub fn runs(&self, d: &Decisions) -> bool {
         !self.restrictions.runnable || unsupported_decisions(self.model, d).is_empty()
     }
 

@@ -31,18 +31,18 @@ pub(super) struct LayoutView {
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
-    /// Lower bounds on the cost of parameter state: where each micro-batch communicates for itself,
-    /// and where all micro-batches share one communication.
-    pub(super) overheads: [Option<Rc<[StateOverhead]>>; 2],
+    /// Lower bounds on the cost of parameter state: by whether all micro-batches share one
+    /// communication, and by the vocabulary passes beside which layers are slower.
+    pub(super) overheads: HashMap<(bool, Option<Vocab>), Rc<[StateOverhead]>>,
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
     /// A bound for any order of passes, and the limit up to which it was computed, with overheads,
     /// s.
     any_order_s: HashMap<AnyOrder, (f64, f64)>,
 }
 
-/// Cut list, stage layout, vocabulary placement, recomputation and whether the backward is split:
-/// what a bound for any order of passes depends on within a layout.
-type AnyOrder = (CutList, StageLayout, Vocab, RecomputePolicy, bool);
+/// Cut list, stage layout, chunks, vocabulary placement, recomputation and whether the backward is
+/// split: what a bound for any order of passes depends on within a layout.
+type AnyOrder = (CutList, StageLayout, usize, Vocab, RecomputePolicy, bool);
 
 /// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ impl Worker<'_> {
             transfers,
             most_transfer_s,
             passes: HashMap::default(),
-            overheads: [None, None],
+            overheads: HashMap::default(),
             knapsacks: HashMap::default(),
             any_order_s: HashMap::default(),
         }
@@ -432,10 +432,10 @@ impl Worker<'_> {
         budget: f64,
     ) -> f64 {
         let PipelineInputs { spec, work, slack, .. } = inputs;
-        let shared = usize::from(spec.schedule == ScheduleName::LoopedBfs);
         let states = Rc::clone(&parallel.states);
         let of = || Rc::from(states.overheads(work, spec));
-        let overheads = Rc::clone(parallel.overheads[shared].get_or_insert_with(of));
+        let key = (spec.schedule == ScheduleName::LoopedBfs, spec.passes.map(|_| spec.vocab));
+        let overheads = Rc::clone(parallel.overheads.entry(key).or_insert_with(of));
         let knapsack = parallel.knapsack(spec.recompute);
         let first_s = knapsack.at_first(&work.counts).0;
         let vocab_s = spec.m() * spec.passes_s();
@@ -459,8 +459,8 @@ impl Worker<'_> {
 
     /// Bound of a pipeline with the recomputation that the leanest parameter state makes necessary,
     /// with overheads, s; infinite where it does not fit. A value of `far_s` or more only proves
-    /// that the time is `far_s` or more. Where the order of passes has to be generated, that is left
-    /// for later if it is `put_off`, and if the bound for any order reaches `near_s`.
+    /// that the time is `far_s` or more. The order of passes is not generated where that is
+    /// `put_off`, nor where the bound for any order reaches `near_s`.
     pub(super) fn checked_s(
         &mut self,
         parallel: &mut LayoutView,
@@ -502,7 +502,8 @@ impl Worker<'_> {
             return self.with_overheads_s(bound.least_s(self.pipeline_s(limit_s)));
         };
         let candidates = self.any_order_candidates(list, spec);
-        let key = (list, spec.layout(), spec.vocab, spec.recompute, spec.splits_backward());
+        let splits = spec.splits_backward();
+        let key = (list, spec.layout(), spec.chunks, spec.vocab, spec.recompute, splits);
         if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {

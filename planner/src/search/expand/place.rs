@@ -114,7 +114,8 @@ impl Worker<'_> {
         let first = spec.options()[0];
         let spent_s = work.layers_s(|kind| kind.recompute_s[first]);
         let with_state = view.added_to(work, spec);
-        self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
+        let mean_s = closed::with_state_s(spec, &with_state, view, spent_s);
+        self.with_overheads_s(mean_s.max(closed::fullest_rank_s(spec, &with_state, view)))
     }
 
     /// Prices a configuration whose placements take at least `bound_s`, with overheads.

@@ -215,8 +215,8 @@ impl<'a> Run<'a> {
             What::Context(index) => contexts[index].count(),
             What::SearchNode(node) => node.count,
         };
-        self.proof.cut_by_time += self.waiting.drain().map(count).sum::<u64>();
-        self.later.clear();
+        let left = self.waiting.drain().chain(self.later.drain());
+        self.proof.cut_by_time += left.map(count).sum::<u64>();
     }
 
     /// Expands search nodes while `work` gives integer programs work for the next batch.
