@@ -138,7 +138,11 @@ fn no_placement_beats_a_plan_by_more_than_its_gap_over_every_cut() {
         let model = small::model_of(random, layers);
         let (cluster, gpus) = (small::cluster(random, &model), random.pick(&[2, 3, 4]));
         // Few cuts would all be listed.
-        let settings = ["pp>=2", "vpp>=2", "cp=1", "micro_batch=1", "offload=none"];
+        let mut settings = vec!["pp>=2", "vpp>=2", "cp=1", "micro_batch=1", "offload=none"];
+        if seed % 2 == 0 {
+            // Vocabulary passes leave little to gain from other cuts.
+            settings.push("vocab=tensor,first_last,redistribute");
+        }
         let restrictions = Restrictions::parse(&settings).expect("they are valid");
         let all = Task::new(&model, &cluster, gpus, &restrictions);
         let listed = search(&all, &mut |_| {});
