@@ -388,8 +388,8 @@ fn choice(chosen: &[Vec<(usize, Variable)>], solved: &SolvedModel) -> Option<Cho
 
 /// HiGHS 1.15 misses optima of programs without rows of a closed form or milestones, about one in a
 /// thousand small random ones, with its presolve and without (`tests/tests/placement_oracle.rs`,
-/// `tests/tests/every_cut.rs`). These are solved both ways. Of the other programs, which are larger,
-/// none has been seen to go wrong.
+/// `tests/tests/every_cut.rs`). These are solved both ways. Of the other programs, which are
+/// larger, none has been seen to go wrong.
 fn presolve(problem: &Problem) -> &'static [&'static str] {
     let pipeline = &problem.pipeline;
     let rows = pipeline.one_f_one_b || pipeline.milestones.len() == problem.stages();
