@@ -45,6 +45,23 @@ proptest! {
         prop_assert_eq!(schedule.validate(), Ok(()));
     }
 
+    /// Inserting vocabulary passes moves no other pass.
+    #[test]
+    fn orders_with_room_are_those_without_the_vocabulary_passes(
+        (vocab, name, (p, m, v)) in (0..3_usize, 0..ScheduleName::VOCAB.len(), counts())
+    ) {
+        let (name, vocab) = (ScheduleName::VOCAB[name], VocabPasses::ALL[vocab]);
+        let Ok(with) = name.build_with_vocab(p, m, v, vocab, None) else { return Ok(()) };
+        let room = name.build_with_room(p, m, v, vocab).unwrap();
+        let is_vocab = |pass: &&Pass| vocab.kinds().contains(&pass.kind);
+        let others = |order: &Vec<Pass>| -> Vec<Pass> {
+            order.iter().filter(|pass| !is_vocab(pass)).copied().collect()
+        };
+        prop_assert_eq!(with.passes.iter().map(others).collect::<Vec<_>>(), room.passes);
+        let pairs = |pairs: &Vec<Vec<u32>>| pairs.iter().map(Vec::len).collect::<Vec<_>>();
+        prop_assert_eq!(pairs(&with.pairs), pairs(&room.pairs));
+    }
+
     #[test]
     fn nodes_come_behind_what_they_wait_for(schedule in schedules()) {
         let graph = Graph::new(&schedule).unwrap();

@@ -1,7 +1,6 @@
 //! The schedules by name, and the counts for which each exists.
 
 use super::generate::Counts;
-use super::one_f_one_b_with_vocab;
 use super::overlapped_1f1b;
 use super::{AutoCosts, PassTimes, Schedule, ScheduleError, StageLayout, VocabPasses, vocab};
 use super::{chimera, dualpipe, dualpipe_v, v_1f1b, v_half, v_min, zb_auto, zb_h1, zb_h2, zb_v};
@@ -373,31 +372,33 @@ impl ScheduleName {
         vocab: VocabPasses,
         times: Option<PassTimes>,
     ) -> Result<Schedule, ScheduleError> {
-        self.check(ranks, micro_batches, chunks)?;
-        let counts = Counts::new(ranks, micro_batches, chunks)?;
-        let together = vocab == VocabPasses::Interlaced;
-        match self {
-            _ if together && self != Self::OneFOneB => {
-                Err(ScheduleError::NotInterlaced { schedule: self })
-            }
-            Self::OneFOneB => one_f_one_b_with_vocab(ranks, micro_batches, vocab, times),
-            Self::GPipe | Self::LoopedBfs => {
-                vocab::breadth_first_with_vocab(counts, self == Self::LoopedBfs, vocab, times)
-            }
-            Self::Interleaved1F1B => vocab::interleaved_with_vocab(counts, vocab, times),
-            Self::ZbH1 | Self::ZbH2 | Self::InterleavedZb => {
-                vocab::zero_bubble_with_vocab(counts, self == Self::ZbH2, vocab, times)
-            }
-            Self::VHalf | Self::VMin => {
-                let blocks = vocab::blocks(ranks, self == Self::VMin);
-                vocab::building_block_with_vocab(counts, blocks, vocab, times)
-            }
-            Self::ZbAuto | Self::ZbV | Self::V1F1B | Self::DualPipeV => {
-                let build = |micro_batches| self.build(ranks, micro_batches, chunks);
-                vocab::delayed_with_vocab(micro_batches, build, vocab, times)
-            }
-            _ => Err(ScheduleError::NoVocab { schedule: self, vocab: vocab.name() }),
+        let room = self.build_with_room(ranks, micro_batches, chunks, vocab)?;
+        if vocab == VocabPasses::Interlaced {
+            return Ok(room);
         }
+        let counts = Counts::new(ranks, micro_batches, chunks)?;
+        let others = match times {
+            Some(times) => vocab::other_orders(self, counts, (&room, vocab), times)?,
+            None => vec![],
+        };
+        let all: Vec<Schedule> = std::iter::once(room).chain(others).collect();
+        vocab::insert(&all, vocab, times)
+    }
+
+    /// The forwards and backwards of [`Self::build_with_vocab`] without known times, in order.
+    /// Inserting vocabulary passes takes ten times as long. Interlaced ones are in it already.
+    ///
+    /// # Errors
+    /// As [`Self::check`], or the schedule takes no vocabulary passes.
+    pub fn build_with_room(
+        self,
+        ranks: usize,
+        micro_batches: usize,
+        chunks: usize,
+        vocab: VocabPasses,
+    ) -> Result<Schedule, ScheduleError> {
+        self.check(ranks, micro_batches, chunks)?;
+        vocab::with_room(self, Counts::new(ranks, micro_batches, chunks)?, vocab)
     }
 }
 

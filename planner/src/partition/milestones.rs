@@ -9,7 +9,7 @@
 //! micro-batch's backward path to the first rank. Every such chain is a lower bound on the
 //! iteration time.
 
-use models::schedule::{PassKind, Schedule, ScheduleName};
+use models::schedule::{PassKind, Schedule, ScheduleName, VocabPasses};
 
 /// Passes of one chunk: forwards, backwards to inputs, weight gradients. A whole backward counts as
 /// one of each of the latter two.
@@ -31,8 +31,8 @@ pub struct ChunkMilestones {
 pub struct OrderMilestones {
     /// By chunk.
     pub chunks: Vec<ChunkMilestones>,
-    /// Vocabulary passes of each kind up to the three milestones.
-    vocab: [[f64; 3]; 3],
+    /// Vocabulary passes.
+    vocab: VocabCounts,
     /// Chunk of the first backward.
     pub first_chunk: usize,
     /// Whether the first backward comes before the last forward of the first chunk.
@@ -41,6 +41,49 @@ pub struct OrderMilestones {
     /// may then also run before it. See [`Self::of_any`].
     any_order: bool,
     micro_batches: f64,
+}
+
+/// What is known of a rank's vocabulary passes, wherever the order has them. The backward of a
+/// micro-batch waits for its vocabulary passes on all ranks, and these wait for its forwards on all
+/// stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct VocabCounts {
+    /// Most of any kind before the rank's first backward.
+    before: f64,
+    /// Fewest of each kind up to the last forward of the first chunk.
+    until_forward: [f64; 3],
+    /// Fewest of each kind up to the last backward of the first chunk.
+    until_backward: [f64; 3],
+}
+
+impl VocabCounts {
+    fn new(vocab: VocabPasses, chunks: &[ChunkMilestones], micro_batches: f64) -> Self {
+        // `T` of Algorithm 2 may come after the backward.
+        let waits = [1.0, 1.0, if vocab == VocabPasses::Two { 0.0 } else { 1.0 }];
+        let forwards = chunks.iter().map(|chunk| chunk.first_backward[0]);
+        let backwards = chunks.iter().map(|chunk| chunk.last_forward[1]).fold(0.0, f64::max);
+        Self {
+            before: forwards.fold(f64::INFINITY, f64::min),
+            until_forward: waits.map(|waits| waits * backwards),
+            until_backward: waits.map(|waits| waits * micro_batches),
+        }
+    }
+
+    /// Fewest passes of each kind between two milestones.
+    fn between(&self, from: At, to: At, micro_batches: f64) -> [f64; 3] {
+        let until = match to {
+            At::Start | At::FirstBackward => [0.0; 3],
+            At::LastForward => self.until_forward,
+            At::LastBackward => self.until_backward,
+            At::End => [micro_batches; 3],
+        };
+        let before = match from {
+            At::Start => 0.0,
+            At::FirstBackward => self.before,
+            At::LastForward | At::LastBackward | At::End => micro_batches,
+        };
+        until.map(|until| (until - before).max(0.0))
+    }
 }
 
 /// When a rank's passes can start, and how long they wait for other ranks, s.
@@ -71,8 +114,8 @@ pub struct OwnSeconds<'a> {
     pub chunks: &'a [PassCounts],
     /// Time that the passes of a micro-batch take on top, whichever chunk spends it.
     pub shared: PassCounts,
-    /// All vocabulary passes of a micro-batch.
-    pub vocab_s: f64,
+    /// Vocabulary passes of a micro-batch, by kind.
+    pub vocab_s: [f64; 3],
 }
 
 /// A milestone, or the start or end of the order.
@@ -86,8 +129,8 @@ pub(super) enum At {
 }
 
 impl OrderMilestones {
-    /// The milestones of a rank's order.
-    pub fn of(schedule: &Schedule, rank: usize) -> Self {
+    /// The milestones of a rank's order, with vocabulary passes wherever they are.
+    pub fn of(schedule: &Schedule, rank: usize, vocab: Option<VocabPasses>) -> Self {
         let order = schedule.passes.get(rank).map_or(&[][..], Vec::as_slice);
         let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
         let first = order.iter().position(|pass| is_backward(pass.kind)).unwrap_or(order.len());
@@ -108,29 +151,27 @@ impl OrderMilestones {
             });
             ChunkMilestones { first_backward, last_forward, last_backward }
         };
-        let vocab = milestones.map(|end| {
-            let of = |kind| order[..end].iter().filter(|pass| pass.kind == kind).count() as f64;
-            let (first, middle, rest) = (of(PassKind::S), of(PassKind::S2), of(PassKind::T));
-            let has_middle = order.iter().any(|pass| pass.kind == PassKind::S2);
-            [first, if has_middle { middle } else { first }, rest]
-        });
+        let micro_batches = schedule.micro_batches as f64;
+        let chunks: Vec<ChunkMilestones> = (0..schedule.chunks).map(chunk).collect();
+        let counts = |vocab| VocabCounts::new(vocab, &chunks, micro_batches);
         Self {
-            chunks: (0..schedule.chunks).map(chunk).collect(),
-            vocab,
+            vocab: vocab.map(counts).unwrap_or_default(),
+            chunks,
             first_chunk: order.get(first).map_or(0, |pass| usize::from(pass.chunk)),
             apart: first < forward,
             any_order: false,
-            micro_batches: schedule.micro_batches as f64,
+            micro_batches,
         }
     }
 
     /// The same milestones by counting, for `zb_h1`, `zb_h2` and `interleaved_zb`. Their orders
-    /// begin with warm-up forwards, then repeat backward to inputs, weight gradients of an earlier
-    /// backward, and forward.
+    /// begin with warm-up forwards, more of them where there are vocabulary passes, then repeat
+    /// backward to inputs, weight gradients of an earlier backward, and forward.
     pub fn counted(
         schedule: ScheduleName,
         (ranks, micro_batches, chunks): (usize, usize, usize),
         rank: usize,
+        vocab: Option<VocabPasses>,
     ) -> Option<Self> {
         let (p, m, v) = (ranks, micro_batches, chunks);
         let (warm_up, lag) = match schedule {
@@ -140,7 +181,8 @@ impl OrderMilestones {
             _ => return None,
         };
         let all = m * v;
-        let warm_up = warm_up.min(all);
+        let room = vocab.map_or(0, |vocab| vocab.barriers() * v);
+        let warm_up = (warm_up + room).min(all);
         // Index of the first chunk's last forward among all forwards.
         let last = all + p - 1 - p * v;
         let backwards = if last < warm_up { 0 } else { last - warm_up + 1 };
@@ -158,9 +200,11 @@ impl OrderMilestones {
                 milestones.map(|(f, b, w)| [of(f, chunk), of(b, back), of(w, back)]);
             ChunkMilestones { first_backward, last_forward, last_backward }
         };
+        let chunks: Vec<ChunkMilestones> = (0..v).map(chunk).collect();
+        let counts = |vocab| VocabCounts::new(vocab, &chunks, m as f64);
         Some(Self {
-            chunks: (0..v).map(chunk).collect(),
-            vocab: [[0.0; 3]; 3],
+            vocab: vocab.map(counts).unwrap_or_default(),
+            chunks,
             first_chunk: v - 1,
             apart: warm_up <= last,
             any_order: false,
@@ -170,17 +214,20 @@ impl OrderMilestones {
 
     /// Milestones that hold for any order: all forwards and vocabulary passes may come before the
     /// first backward, and all weight gradients after the last.
-    pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
+    pub fn of_any(micro_batches: usize, chunks: usize, vocab: Option<VocabPasses>) -> Self {
         let m = micro_batches as f64;
         let chunk = |chunk: usize| ChunkMilestones {
             first_backward: [m, 0.0, 0.0],
             last_forward: [if chunk == 0 { m } else { 0.0 }, 0.0, 0.0],
             last_backward: [m, m, 0.0],
         };
+        let first_chunk = chunks - 1;
+        let chunks: Vec<ChunkMilestones> = (0..chunks).map(chunk).collect();
+        let counts = |vocab| VocabCounts::new(vocab, &chunks, m);
         Self {
-            chunks: (0..chunks).map(chunk).collect(),
-            vocab: [[m; 3], [0.0; 3], [0.0; 3]],
-            first_chunk: chunks - 1,
+            vocab: vocab.map(counts).unwrap_or_default(),
+            chunks,
+            first_chunk,
             apart: false,
             any_order: true,
             micro_batches: m,
@@ -199,29 +246,34 @@ impl OrderMilestones {
         backward_s = backward_s.max(arrivals.ready_s + work_s(At::FirstBackward, At::LastBackward));
         let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
         let last_backward_s = backward_s.max(forward_s + arrivals.way_s + first_s);
+        let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
         if self.any_order {
             // Weight gradients of other micro-batches may run wherever the rank waits.
             let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
-            let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
             let behind_s = arrivals.ready_s + work_s(At::FirstBackward, At::End);
             return EndTimes {
                 last_backward_s,
                 own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
             };
         }
-        EndTimes { last_backward_s, own_s: last_backward_s + work_s(At::LastBackward, At::End) }
+        EndTimes { last_backward_s, own_s: (last_backward_s + self.behind_s(own)).max(all_s) }
     }
 
-    /// Passes of the only chunk between two milestones, and whole sets of vocabulary passes.
-    pub(super) fn between(&self, from: At, to: At) -> (PassCounts, f64) {
+    /// The rank's passes after the last backward of its first chunk, s.
+    pub fn behind_s(&self, own: &OwnSeconds<'_>) -> f64 {
+        self.work_s(own, At::LastBackward, At::End)
+    }
+
+    /// All passes of the rank, s.
+    pub fn all_s(&self, own: &OwnSeconds<'_>) -> f64 {
+        self.work_s(own, At::Start, At::End)
+    }
+
+    /// Passes of the only chunk between two milestones, and vocabulary passes by kind.
+    pub(super) fn between(&self, from: At, to: At) -> (PassCounts, [f64; 3]) {
         let chunk = self.chunks.first().copied().unwrap_or_default();
         let (before, until) = (self.counts(&chunk, from), self.counts(&chunk, to));
-        (difference(until, before), self.sets_between(from, to))
-    }
-
-    fn sets_between(&self, from: At, to: At) -> f64 {
-        let sets = difference(self.sets(to), self.sets(from));
-        sets.into_iter().fold(f64::INFINITY, f64::min).max(0.0)
+        (difference(until, before), self.vocab.between(from, to, self.micro_batches))
     }
 
     fn counts(&self, chunk: &ChunkMilestones, at: At) -> PassCounts {
@@ -230,16 +282,6 @@ impl OrderMilestones {
             At::FirstBackward => chunk.first_backward,
             At::LastForward => chunk.last_forward,
             At::LastBackward => chunk.last_backward,
-            At::End => [self.micro_batches; 3],
-        }
-    }
-
-    fn sets(&self, at: At) -> [f64; 3] {
-        match at {
-            At::Start => [0.0; 3],
-            At::FirstBackward => self.vocab[0],
-            At::LastForward => self.vocab[1],
-            At::LastBackward => self.vocab[2],
             At::End => [self.micro_batches; 3],
         }
     }
@@ -255,10 +297,8 @@ impl OrderMilestones {
         for (least, shared_s) in fewest.into_iter().zip(own.shared) {
             sum_s += if shared_s > 0.0 { least * shared_s } else { 0.0 };
         }
-        if own.vocab_s > 0.0 {
-            sum_s += self.sets_between(from, to) * own.vocab_s;
-        }
-        sum_s
+        let vocab = self.vocab.between(from, to, self.micro_batches);
+        sum_s + vocab.iter().zip(own.vocab_s).map(|(count, each_s)| count * each_s).sum::<f64>()
     }
 }
 
@@ -284,13 +324,15 @@ mod tests {
             for (p, m, v) in [(2, 1, 2), (2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 2, 1)] {
                 let Ok(order) = schedule.build(p, m, v) else { continue };
                 for rank in 0..p {
-                    let (any, own) =
-                        (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, rank));
+                    let (any, own) = (
+                        OrderMilestones::of_any(m, v, None),
+                        OrderMilestones::of(&order, rank, None),
+                    );
                     let chunks = seconds(compared, v);
                     // Shared weight gradients would count less in one order, which is counted
                     // from milestone to milestone.
                     let shared = [0.2, 0.3, 0.0];
-                    let own_s = OwnSeconds { chunks: &chunks, shared, vocab_s: 0.0 };
+                    let own_s = OwnSeconds { chunks: &chunks, shared, vocab_s: [0.0; 3] };
                     let way_s = [2.0, 20.0][compared % 2];
                     let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
                     let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
@@ -312,18 +354,23 @@ mod tests {
                 .flat_map(|p| (1..=12).map(move |m| (p, m)))
                 .flat_map(|(p, m)| (1..=3).map(move |v| (p, m, v)))
             {
-                let Ok(order) = schedule.build(p, m, v) else { continue };
-                for rank in 0..p {
-                    let counted = OrderMilestones::counted(schedule, (p, m, v), rank);
-                    assert_eq!(
-                        counted.as_ref(),
-                        Some(&OrderMilestones::of(&order, rank)),
-                        "{schedule} p {p} m {m} v {v} rank {rank}"
-                    );
-                    compared += 1;
+                let vocabs = VocabPasses::ALL.map(Some).into_iter().chain([None]);
+                for vocab in vocabs {
+                    let order = match vocab {
+                        Some(vocab) => schedule.build_with_room(p, m, v, vocab),
+                        None => schedule.build(p, m, v),
+                    };
+                    let Ok(order) = order else { continue };
+                    for rank in 0..p {
+                        let counted = OrderMilestones::counted(schedule, (p, m, v), rank, vocab);
+                        let of = OrderMilestones::of(&order, rank, vocab);
+                        let what = format!("{schedule} {vocab:?} p {p} m {m} v {v} rank {rank}");
+                        assert_eq!(counted, Some(of), "{what}");
+                        compared += 1;
+                    }
                 }
             }
         }
-        assert!(compared > 300);
+        assert!(compared > 1000);
     }
 }

@@ -449,15 +449,17 @@ impl<'a> Configuration<'a> {
                 vocab,
                 ..Durations::default()
             },
-            vocab: self
-                .passes
-                .as_ref()
-                .map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab)),
+            vocab: self.vocab_way(),
             layers: self.cache.layers.len(),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.ranks()],
             host_budget_bytes: f64::INFINITY,
         }
+    }
+
+    /// The vocabulary passes that every micro-batch goes through.
+    pub fn vocab_way(&self) -> VocabWay {
+        self.passes.as_ref().map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab))
     }
 
     /// Seconds of all vocabulary passes of one micro-batch on one rank.

@@ -1,7 +1,7 @@
 //! Prepared pipelines by schedule and counts: built once, shared by every configuration that uses
 //! them.
 
-use crate::partition::{OrderMilestones, Pipeline};
+use crate::partition::{LazyPrepared, OrderMilestones, Pipeline};
 use crate::simulate::Prepared;
 use models::decisions::{Decisions, Vocab};
 use models::schedule::{Pass, PassRatios, Release, Schedule, ScheduleError, ScheduleName};
@@ -81,8 +81,8 @@ impl PipelineKey {
         let is_h2 = self.schedule == ScheduleName::ZbH2;
         let most = if is_h2 { 2 * self.ranks - 1 } else { self.ranks };
         let counts = (self.ranks, self.micro_batches, 1);
-        let milestones =
-            (0..self.ranks).filter_map(|i| OrderMilestones::counted(self.schedule, counts, i));
+        let milestones = (0..self.ranks)
+            .filter_map(|i| OrderMilestones::counted(self.schedule, counts, i, None));
         Pipeline {
             in_flight: vec![vec![vec![most.min(self.micro_batches) as u32]]; self.ranks],
             splits_backward: true,
@@ -112,13 +112,30 @@ impl PipelineKey {
         }
     }
 
+    /// Vocabulary passes are inserted when the order is first priced: this takes far longer than
+    /// the order of the other passes, which is all that bounds need.
     fn other(self) -> Result<Pipeline, ScheduleError> {
-        let schedule = self.schedule()?;
+        let vocab = self.vocab.passes();
+        let room = vocab.filter(|_| self.pass_times.is_none());
+        let schedule = match room {
+            Some(vocab) => {
+                let (p, m, v) = (self.ranks, self.micro_batches, self.chunks);
+                self.schedule.build_with_room(p, m, v, vocab)?
+            }
+            None => self.schedule()?,
+        };
         // With two copies of a stage no rank runs all micro-batches of a chunk.
         let has_milestones = !self.schedule.is_whole() && schedule.layout.copies() == 1;
-        let milestones = if has_milestones { milestones(&schedule) } else { vec![] };
+        let milestones = |rank| OrderMilestones::of(&schedule, rank, vocab);
+        let ranks = if has_milestones { self.ranks } else { 0 };
+        let milestones = (0..ranks).map(milestones).collect();
         let forwards_first = matches!(self.schedule, ScheduleName::GPipe | ScheduleName::Naive);
-        Ok(Pipeline { milestones, forwards_first, ..of_schedule(schedule, self.post_validation) })
+        let pipeline = of_schedule(schedule, self.post_validation);
+        let prepared: LazyPrepared = match room {
+            Some(_) => LazyLock::new(Box::new(move || prepare(&self.approved()))),
+            None => pipeline.prepared,
+        };
+        Ok(Pipeline { prepared, milestones, forwards_first, ..pipeline })
     }
 
     /// Micro-batches that a rank of 1F1B holds: `p − i`, more with vocabulary passes.
@@ -173,10 +190,6 @@ fn paired(schedule: &Schedule) -> Vec<Vec<[u32; 2]>> {
         true => vec![],
         false => schedule.passes.iter().zip(&schedule.pairs).map(of_rank).collect(),
     }
-}
-
-fn milestones(schedule: &Schedule) -> Vec<OrderMilestones> {
-    (0..schedule.ranks).map(|rank| OrderMilestones::of(schedule, rank)).collect()
 }
 
 /// # Panics

@@ -117,7 +117,8 @@ impl VocabPassCost {
             Vocab::Parallel2 => first_s,
             _ => first_s + rest_s,
         };
-        VocabWay { passes_s: self.parts.total_s(), way_s, passes: vocab.passes() }
+        let each_s = [&d.first, &d.middle, &d.last].map(|values| least(values));
+        VocabWay { passes_s: self.parts.total_s(), each_s, way_s, passes: vocab.passes() }
     }
 }
 

@@ -10,7 +10,7 @@ use super::building_block::{Block, PERIOD, repeated, shortened};
 use super::generate::{Counts, one_forward_one_backward, pass, split_backward};
 use super::interleaved_1f1b::rounds;
 use super::run::Run;
-use super::{AutoCosts, Release, gpipe, looped_bfs, v_half, v_min, zb_auto};
+use super::{AutoCosts, Release, ScheduleName, gpipe, looped_bfs, v_half, v_min, zb_auto};
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 use greedy::Greedy;
 use interlaced::interlaced;
@@ -32,25 +32,77 @@ pub fn one_f_one_b_with_vocab(
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
-    if vocab == VocabPasses::Interlaced {
-        return interlaced(ranks, micro_batches);
+    ScheduleName::OneFOneB.build_with_vocab(ranks, micro_batches, 1, vocab, times)
+}
+
+/// The forwards and backwards of a schedule, in an order with room for vocabulary passes and their
+/// barriers. Interlaced vocabulary passes are in it already.
+pub(super) fn with_room(
+    name: ScheduleName,
+    counts: Counts,
+    vocab: VocabPasses,
+) -> Result<Schedule, ScheduleError> {
+    let Counts { ranks, micro_batches, chunks } = counts;
+    match name {
+        ScheduleName::OneFOneB if vocab == VocabPasses::Interlaced => {
+            interlaced(ranks, micro_batches)
+        }
+        _ if vocab == VocabPasses::Interlaced => {
+            Err(ScheduleError::NotInterlaced { schedule: name })
+        }
+        ScheduleName::OneFOneB => Ok(one_f_one_b(counts, vocab)),
+        ScheduleName::GPipe => gpipe(ranks, micro_batches),
+        ScheduleName::LoopedBfs => breadth_first(counts),
+        ScheduleName::Interleaved1F1B => Ok(interleaved(counts, vocab)),
+        ScheduleName::ZbH1 | ScheduleName::ZbH2 | ScheduleName::InterleavedZb => {
+            Ok(zero_bubble(counts, name == ScheduleName::ZbH2, vocab))
+        }
+        ScheduleName::VHalf | ScheduleName::VMin => {
+            let blocks = delayed_blocks(ranks, name, vocab);
+            Ok(counts.schedule(StageLayout::V, repeated(&blocks, micro_batches)))
+        }
+        ScheduleName::ZbAuto
+        | ScheduleName::ZbV
+        | ScheduleName::V1F1B
+        | ScheduleName::DualPipeV => {
+            let build = |micro_batches| name.build(ranks, micro_batches, chunks);
+            delayed_order(micro_batches, build, vocab)
+        }
+        _ => Err(ScheduleError::NoVocab { schedule: name, vocab: vocab.name() }),
     }
-    let counts = Counts::new(ranks, micro_batches, 1)?;
+}
+
+/// Other orders with room than that of [`with_room`], some of which are shorter for these times.
+pub(super) fn other_orders(
+    name: ScheduleName,
+    counts: Counts,
+    (room, vocab): (&Schedule, VocabPasses),
+    times: PassTimes,
+) -> Result<Vec<Schedule>, ScheduleError> {
+    if !matches!(name, ScheduleName::VHalf | ScheduleName::VMin) {
+        return Ok(vec![]);
+    }
+    times.check()?;
+    let blocks = delayed_blocks(counts.ranks, name, vocab);
+    let shorter = |apart| shortened(&blocks, counts.micro_batches, apart);
+    let short = APART.map(|apart| counts.schedule(StageLayout::V, shorter(apart)));
+    Ok(short.into_iter().chain(searched(counts, room, vocab, times)).collect())
+}
+
+/// One more forward before the first backward for each barrier.
+fn one_f_one_b(counts: Counts, vocab: VocabPasses) -> Schedule {
+    let Counts { ranks, micro_batches, .. } = counts;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
     let order = |i: usize| {
         let warm_up = ranks - 1 - i + vocab.barriers();
         one_forward_one_backward(all(PassKind::F), all(PassKind::BW), warm_up)
     };
     let passes = (0..ranks).map(order).collect();
-    insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
+    counts.schedule(StageLayout::RoundRobin, passes)
 }
 
-/// Interleaved 1F1B with vocabulary passes: one more round of warm-up forwards for each barrier.
-pub(super) fn interleaved_with_vocab(
-    counts: Counts,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
-) -> Result<Schedule, ScheduleError> {
+/// Interleaved 1F1B with one more round of warm-up forwards for each barrier.
+fn interleaved(counts: Counts, vocab: VocabPasses) -> Schedule {
     let Counts { ranks, chunks, .. } = counts;
     let order = |i: usize| {
         let forwards = rounds(counts).map(|(k, chunk)| pass(PassKind::F, k, chunk));
@@ -59,16 +111,11 @@ pub(super) fn interleaved_with_vocab(
         one_forward_one_backward(forwards, backwards, warm_up)
     };
     let passes = (0..ranks).map(order).collect();
-    insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
+    counts.schedule(StageLayout::RoundRobin, passes)
 }
 
-/// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with vocabulary passes.
-pub(super) fn zero_bubble_with_vocab(
-    counts: Counts,
-    eager: bool,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
-) -> Result<Schedule, ScheduleError> {
+/// ZB-H1, ZB-H2 (`eager`) and interleaved zero bubble with more warm-up forwards.
+fn zero_bubble(counts: Counts, eager: bool, vocab: VocabPasses) -> Schedule {
     let Counts { ranks, chunks, .. } = counts;
     let order = |i: usize| {
         let backwards = rounds(counts).map(move |(k, chunk)| (k, chunks - 1 - chunk));
@@ -77,29 +124,18 @@ pub(super) fn zero_bubble_with_vocab(
         split_backward(rounds(counts), backwards, warm_up, if eager { 2 * i } else { i })
     };
     let passes = (0..ranks).map(order).collect();
-    insert(&[counts.schedule(StageLayout::RoundRobin, passes)], vocab, times)
+    counts.schedule(StageLayout::RoundRobin, passes)
 }
 
-/// V-Half and V-Min with vocabulary passes: backwards come one period later for each barrier, and
-/// every pipeline rank holds as many micro-batches more (Vocabulary Parallelism, arXiv 2411.05288,
-/// section 5.3).
-pub(super) fn building_block_with_vocab(
-    counts: Counts,
-    blocks: Vec<Block>,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
-) -> Result<Schedule, ScheduleError> {
+/// The blocks of V-Half or V-Min, in which backwards come one period later for each barrier, so
+/// that every pipeline rank holds as many micro-batches more (Vocabulary Parallelism, arXiv
+/// 2411.05288, section 5.3).
+fn delayed_blocks(ranks: usize, name: ScheduleName, vocab: VocabPasses) -> Vec<Block> {
+    let least = name == ScheduleName::VMin;
+    let blocks = if least { v_min::blocks(ranks) } else { v_half::blocks(ranks) };
     let later = vocab.barriers() * PERIOD;
     let delayed = |[f0, f1, b1, b0]: Block| [f0, f1, b1 + later, b0 + later];
-    let blocks: Vec<Block> = blocks.into_iter().map(delayed).collect();
-    let on_v = |passes| counts.schedule(StageLayout::V, passes);
-    let plain = on_v(repeated(&blocks, counts.micro_batches));
-    let Some(known) = times else { return insert(&[plain], vocab, times) };
-    known.check()?;
-    let short = APART.map(|apart| on_v(shortened(&blocks, counts.micro_batches, apart)));
-    let searched = searched(counts, &plain, vocab, known);
-    let all: Vec<Schedule> = std::iter::once(plain).chain(short).chain(searched).collect();
-    insert(&all, vocab, times)
+    blocks.into_iter().map(delayed).collect()
 }
 
 /// The best order of greedy runs for these times that holds no more than a block's, if there is
@@ -125,23 +161,13 @@ fn searched(
 /// times.
 const APART: [usize; 4] = [0, 2, 4, 5];
 
-/// Any other schedule with one copy of each stage. Its order is that for `barriers` more
+/// The order of any other schedule with one copy of each stage: that for `barriers` more
 /// micro-batches, in which each backward belongs to a micro-batch that many earlier. So every
 /// pipeline rank's backwards come one micro-batch later for each barrier, and it holds as many more
 /// (the building block of Vocabulary Parallelism, arXiv 2411.05288, section 5.1, for an order that
 /// need not repeat a block).
 ///
 /// `build` makes the order for a number of micro-batches.
-pub(super) fn delayed_with_vocab(
-    micro_batches: usize,
-    build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
-) -> Result<Schedule, ScheduleError> {
-    insert(&[delayed_order(micro_batches, build, vocab)?], vocab, times)
-}
-
-/// The order that leaves room for vocabulary passes.
 fn delayed_order(
     micro_batches: usize,
     build: impl FnOnce(usize) -> Result<Schedule, ScheduleError>,
@@ -177,31 +203,16 @@ fn delayed(pass: Pass, micro_batches: usize, by: usize) -> Option<Pass> {
     Some(Pass { micro_batch, ..pass })
 }
 
-/// Breadth-first schedules have room already: backwards begin after all forwards.
-pub(super) fn breadth_first_with_vocab(
-    counts: Counts,
-    looped: bool,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
+/// Breadth-first loops have room already. Vocabulary passes come micro-batch by micro-batch, and so
+/// must the backwards that wait for them.
+fn breadth_first(
+    Counts { ranks, micro_batches, chunks }: Counts,
 ) -> Result<Schedule, ScheduleError> {
-    let Counts { ranks, micro_batches, chunks } = counts;
-    let base = if looped {
-        // Vocabulary passes come micro-batch by micro-batch; so must the backwards that wait for
-        // them.
-        let mut base = looped_bfs(ranks, micro_batches, chunks)?;
-        let last = micro_batches as u32 - 1;
-        let backwards = base.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
-        backwards.for_each(|pass| pass.micro_batch = last - pass.micro_batch);
-        base
-    } else {
-        gpipe(ranks, micro_batches)?
-    };
-    insert(&[base], vocab, times)
-}
-
-/// The blocks of V-Half or V-Min.
-pub(super) fn blocks(ranks: usize, least: bool) -> Vec<Block> {
-    if least { v_min::blocks(ranks) } else { v_half::blocks(ranks) }
+    let mut order = looped_bfs(ranks, micro_batches, chunks)?;
+    let last = micro_batches as u32 - 1;
+    let backwards = order.passes.iter_mut().flatten().filter(|pass| pass.kind == PassKind::BW);
+    backwards.for_each(|pass| pass.micro_batch = last - pass.micro_batch);
+    Ok(order)
 }
 
 /// Inserts vocabulary passes into one of `schedules`. Without known times: into the first one,
@@ -210,7 +221,7 @@ pub(super) fn blocks(ranks: usize, least: bool) -> Vec<Block> {
 /// micro-batch runs in one step with `S` of the next, or, with known times, separately if that is
 /// shorter. With several rounds of chunks the next micro-batch may come much later, and they run
 /// separately.
-fn insert(
+pub(super) fn insert(
     schedules: &[Schedule],
     vocab: VocabPasses,
     times: Option<PassTimes>,
