@@ -221,8 +221,8 @@ fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
         // One pass and barrier fewer.
         _ => first_s + rest_s - middle - d.after_middle_s,
     };
-    let each_s = [*first, *middle, *last];
-    VocabWay { passes_s: each_s.iter().sum(), each_s, way_s, passes: vocab.passes() }
+    let passes_s = first + middle + last;
+    VocabWay { passes_s, output_s: passes_s, way_s, passes: vocab.passes() }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

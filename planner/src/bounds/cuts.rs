@@ -171,7 +171,7 @@ impl<'a> PartitionBound<'a> {
         let tail_s = self.own_tail_s(stage, start, end);
         let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
         let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.spec.vocab_s() };
+        let own = OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.spec.output_s() };
         let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
         let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;
@@ -497,9 +497,9 @@ impl StageView {
             weight_s,
             to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
             back_s,
-            milestones: spec.counted_milestones(stage).or_else(|| {
-                splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1, spec.vocab_passes()))
-            }),
+            milestones: spec
+                .counted_milestones(stage)
+                .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1))),
             from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,

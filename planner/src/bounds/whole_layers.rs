@@ -195,7 +195,7 @@ impl<'a> WholeLayers<'a> {
             let [backward_s, weight_s] =
                 if splits { [cost.input_s, cost.weight_s] } else { [cost.backward_s, 0.0] };
             let shared = [more * cost.forward_s, more * backward_s + again_s, more * weight_s];
-            let seconds = OwnSeconds { chunks: own, shared, vocab_s: spec.vocab_s() };
+            let seconds = OwnSeconds { chunks: own, shared, vocab_s: spec.output_s() };
             let ends = milestones.ends(&seconds, arrivals);
             return (ends.own_s + tail_s).max(ends.last_backward_s + path.back_s[rank]) + step_s;
         }

@@ -301,9 +301,9 @@ impl PipelineSpec {
         self.passes.and_then(|_| self.vocab.passes())
     }
 
-    /// Seconds of the vocabulary passes of one micro-batch, by kind.
-    pub fn vocab_s(&self) -> [f64; 3] {
-        self.passes.map_or([0.0; 3], |way| way.each_s)
+    /// Seconds of the vocabulary passes of one micro-batch that its backward waits for.
+    pub fn output_s(&self) -> f64 {
+        self.passes.map_or(0.0, |way| way.output_s)
     }
 
     /// Seconds of the vocabulary passes of one micro-batch.

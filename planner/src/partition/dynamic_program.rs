@@ -263,14 +263,16 @@ fn join_split(
 ) -> Label {
     let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
-    let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.each_s };
+    let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.output_s };
     let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
     let milestones = &problem.pipeline.milestones[stage];
+    let behind_s = milestones.ends(&own, &ArrivalTimes::default());
+    let behind_s = behind_s.own_s - behind_s.last_backward_s;
     let mut span_s = milestones.ends(&own, &arrivals).last_backward_s;
     if let Some(below) = after {
         span_s = span_s.max(c.forward_s + link_s + below.span_s + link_s + c.backward_s);
     }
-    let own_end_s = (span_s + milestones.behind_s(&own)).max(milestones.all_s(&own)) + c.tail_s;
+    let own_end_s = span_s + behind_s + c.tail_s;
     let end_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.end_s);
     Label {
         load_s: c.forward_s + c.backward_s + way_s,
@@ -309,8 +311,8 @@ pub(crate) struct Warm {
 pub struct VocabWay {
     /// All vocabulary passes of one micro-batch on one rank, s.
     pub passes_s: f64,
-    /// Those of the output layer by kind, s.
-    pub each_s: [f64; 3],
+    /// Those among them that the backward waits for: all but the input layer's own passes, s.
+    pub output_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
     pub way_s: f64,
     /// Their algorithm, which determines how many micro-batches are in flight.

@@ -558,9 +558,8 @@ impl Writer<'_> {
             self.seconds(stage, |c| f * c.forward_s + b * c.backward_s + w * c.weight_s)
         };
         let own = |stage: usize, from: At, to: At| {
-            let (counts, vocab) = milestones[stage].between(from, to);
-            let vocab_s: f64 = vocab.iter().zip(problem.vocab.each_s).map(|(n, s)| n * s).sum();
-            passes(stage, counts) + vocab_s * self.scale
+            let (counts, sets) = milestones[stage].between(from, to);
+            passes(stage, counts) + sets * problem.vocab.output_s * self.scale
         };
         let tail = |stage: usize| self.seconds(stage, |c| c.tail_s);
         for (stage, own_milestones) in milestones.iter().enumerate() {
@@ -569,8 +568,6 @@ impl Writer<'_> {
             let below: Expression =
                 (stage + 1..stages).map(|j| passes(j, [1.0, 1.0, 0.0]) + 2.0 * link(j - 1)).sum();
             let ready = ramp.clone() + passes(stage, [1.0, 0.0, 0.0]) + below.clone();
-            let all = ramp.clone() + own(stage, At::Start, At::End) + tail(stage);
-            model.add_constraint(constraint!(self.barrier >= all));
             let starts = [(ramp, At::Start), (ready, At::FirstBackward)];
             let ends = [
                 own(stage, At::LastBackward, At::End) + tail(stage),

@@ -43,46 +43,40 @@ pub struct OrderMilestones {
     micro_batches: f64,
 }
 
-/// What is known of a rank's vocabulary passes, wherever the order has them. The backward of a
-/// micro-batch waits for its vocabulary passes on all ranks, and these wait for its forwards on all
-/// stages.
+/// What is known of a rank's vocabulary passes, whatever times they are placed by. They wait for
+/// the forwards of their micro-batch on all stages. Its backward waits for them, or can start no
+/// earlier than they can, and then they come first.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct VocabCounts {
     /// Most of any kind before the rank's first backward.
     before: f64,
     /// Fewest of each kind up to the last forward of the first chunk.
-    until_forward: [f64; 3],
-    /// Fewest of each kind up to the last backward of the first chunk.
-    until_backward: [f64; 3],
+    until_forward: f64,
 }
 
 impl VocabCounts {
-    fn new(vocab: VocabPasses, chunks: &[ChunkMilestones], micro_batches: f64) -> Self {
-        // `T` of Algorithm 2 may come after the backward.
-        let waits = [1.0, 1.0, if vocab == VocabPasses::Two { 0.0 } else { 1.0 }];
+    fn new(chunks: &[ChunkMilestones]) -> Self {
         let forwards = chunks.iter().map(|chunk| chunk.first_backward[0]);
-        let backwards = chunks.iter().map(|chunk| chunk.last_forward[1]).fold(0.0, f64::max);
+        let backwards = chunks.iter().map(|chunk| chunk.last_forward[1]);
         Self {
             before: forwards.fold(f64::INFINITY, f64::min),
-            until_forward: waits.map(|waits| waits * backwards),
-            until_backward: waits.map(|waits| waits * micro_batches),
+            until_forward: backwards.fold(0.0, f64::max),
         }
     }
 
     /// Fewest passes of each kind between two milestones.
-    fn between(&self, from: At, to: At, micro_batches: f64) -> [f64; 3] {
+    fn between(&self, from: At, to: At, micro_batches: f64) -> f64 {
         let until = match to {
-            At::Start | At::FirstBackward => [0.0; 3],
+            At::Start | At::FirstBackward => 0.0,
             At::LastForward => self.until_forward,
-            At::LastBackward => self.until_backward,
-            At::End => [micro_batches; 3],
+            At::LastBackward | At::End => micro_batches,
         };
         let before = match from {
             At::Start => 0.0,
             At::FirstBackward => self.before,
             At::LastForward | At::LastBackward | At::End => micro_batches,
         };
-        until.map(|until| (until - before).max(0.0))
+        (until - before).max(0.0)
     }
 }
 
@@ -114,8 +108,8 @@ pub struct OwnSeconds<'a> {
     pub chunks: &'a [PassCounts],
     /// Time that the passes of a micro-batch take on top, whichever chunk spends it.
     pub shared: PassCounts,
-    /// Vocabulary passes of a micro-batch, by kind.
-    pub vocab_s: [f64; 3],
+    /// All vocabulary passes of a micro-batch.
+    pub vocab_s: f64,
 }
 
 /// A milestone, or the start or end of the order.
@@ -129,8 +123,8 @@ pub(super) enum At {
 }
 
 impl OrderMilestones {
-    /// The milestones of a rank's order, with vocabulary passes wherever they are.
-    pub fn of(schedule: &Schedule, rank: usize, vocab: Option<VocabPasses>) -> Self {
+    /// The milestones of a rank's order, with or without vocabulary passes in it.
+    pub fn of(schedule: &Schedule, rank: usize) -> Self {
         let order = schedule.passes.get(rank).map_or(&[][..], Vec::as_slice);
         let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
         let first = order.iter().position(|pass| is_backward(pass.kind)).unwrap_or(order.len());
@@ -153,9 +147,8 @@ impl OrderMilestones {
         };
         let micro_batches = schedule.micro_batches as f64;
         let chunks: Vec<ChunkMilestones> = (0..schedule.chunks).map(chunk).collect();
-        let counts = |vocab| VocabCounts::new(vocab, &chunks, micro_batches);
         Self {
-            vocab: vocab.map(counts).unwrap_or_default(),
+            vocab: VocabCounts::new(&chunks),
             chunks,
             first_chunk: order.get(first).map_or(0, |pass| usize::from(pass.chunk)),
             apart: first < forward,
@@ -201,9 +194,8 @@ impl OrderMilestones {
             ChunkMilestones { first_backward, last_forward, last_backward }
         };
         let chunks: Vec<ChunkMilestones> = (0..v).map(chunk).collect();
-        let counts = |vocab| VocabCounts::new(vocab, &chunks, m as f64);
         Some(Self {
-            vocab: vocab.map(counts).unwrap_or_default(),
+            vocab: VocabCounts::new(&chunks),
             chunks,
             first_chunk: v - 1,
             apart: warm_up <= last,
@@ -214,7 +206,7 @@ impl OrderMilestones {
 
     /// Milestones that hold for any order: all forwards and vocabulary passes may come before the
     /// first backward, and all weight gradients after the last.
-    pub fn of_any(micro_batches: usize, chunks: usize, vocab: Option<VocabPasses>) -> Self {
+    pub fn of_any(micro_batches: usize, chunks: usize) -> Self {
         let m = micro_batches as f64;
         let chunk = |chunk: usize| ChunkMilestones {
             first_backward: [m, 0.0, 0.0],
@@ -223,9 +215,8 @@ impl OrderMilestones {
         };
         let first_chunk = chunks - 1;
         let chunks: Vec<ChunkMilestones> = (0..chunks).map(chunk).collect();
-        let counts = |vocab| VocabCounts::new(vocab, &chunks, m);
         Self {
-            vocab: vocab.map(counts).unwrap_or_default(),
+            vocab: VocabCounts::new(&chunks),
             chunks,
             first_chunk,
             apart: false,
@@ -246,8 +237,8 @@ impl OrderMilestones {
         backward_s = backward_s.max(arrivals.ready_s + work_s(At::FirstBackward, At::LastBackward));
         let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
         let last_backward_s = backward_s.max(forward_s + arrivals.way_s + first_s);
-        let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
         if self.any_order {
+            let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
             // Weight gradients of other micro-batches may run wherever the rank waits.
             let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
             let behind_s = arrivals.ready_s + work_s(At::FirstBackward, At::End);
@@ -256,21 +247,11 @@ impl OrderMilestones {
                 own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
             };
         }
-        EndTimes { last_backward_s, own_s: (last_backward_s + self.behind_s(own)).max(all_s) }
+        EndTimes { last_backward_s, own_s: last_backward_s + work_s(At::LastBackward, At::End) }
     }
 
-    /// The rank's passes after the last backward of its first chunk, s.
-    pub fn behind_s(&self, own: &OwnSeconds<'_>) -> f64 {
-        self.work_s(own, At::LastBackward, At::End)
-    }
-
-    /// All passes of the rank, s.
-    pub fn all_s(&self, own: &OwnSeconds<'_>) -> f64 {
-        self.work_s(own, At::Start, At::End)
-    }
-
-    /// Passes of the only chunk between two milestones, and vocabulary passes by kind.
-    pub(super) fn between(&self, from: At, to: At) -> (PassCounts, [f64; 3]) {
+    /// Passes of the only chunk between two milestones, and whole sets of vocabulary passes.
+    pub(super) fn between(&self, from: At, to: At) -> (PassCounts, f64) {
         let chunk = self.chunks.first().copied().unwrap_or_default();
         let (before, until) = (self.counts(&chunk, from), self.counts(&chunk, to));
         (difference(until, before), self.vocab.between(from, to, self.micro_batches))
@@ -297,8 +278,10 @@ impl OrderMilestones {
         for (least, shared_s) in fewest.into_iter().zip(own.shared) {
             sum_s += if shared_s > 0.0 { least * shared_s } else { 0.0 };
         }
-        let vocab = self.vocab.between(from, to, self.micro_batches);
-        sum_s + vocab.iter().zip(own.vocab_s).map(|(count, each_s)| count * each_s).sum::<f64>()
+        if own.vocab_s > 0.0 {
+            sum_s += self.vocab.between(from, to, self.micro_batches) * own.vocab_s;
+        }
+        sum_s
     }
 }
 
@@ -309,6 +292,7 @@ fn difference(until: PassCounts, before: PassCounts) -> PassCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use models::schedule::{Pass, PassTimes};
 
     /// Durations that differ with the seed.
     fn seconds(seed: usize, count: usize) -> Vec<PassCounts> {
@@ -324,15 +308,13 @@ mod tests {
             for (p, m, v) in [(2, 1, 2), (2, 4, 2), (3, 7, 2), (4, 12, 2), (4, 12, 1), (3, 2, 1)] {
                 let Ok(order) = schedule.build(p, m, v) else { continue };
                 for rank in 0..p {
-                    let (any, own) = (
-                        OrderMilestones::of_any(m, v, None),
-                        OrderMilestones::of(&order, rank, None),
-                    );
+                    let (any, own) =
+                        (OrderMilestones::of_any(m, v), OrderMilestones::of(&order, rank));
                     let chunks = seconds(compared, v);
                     // Shared weight gradients would count less in one order, which is counted
                     // from milestone to milestone.
                     let shared = [0.2, 0.3, 0.0];
-                    let own_s = OwnSeconds { chunks: &chunks, shared, vocab_s: [0.0; 3] };
+                    let own_s = OwnSeconds { chunks: &chunks, shared, vocab_s: 0.0 };
                     let way_s = [2.0, 20.0][compared % 2];
                     let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
                     let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
@@ -363,7 +345,7 @@ mod tests {
                     let Ok(order) = order else { continue };
                     for rank in 0..p {
                         let counted = OrderMilestones::counted(schedule, (p, m, v), rank, vocab);
-                        let of = OrderMilestones::of(&order, rank, vocab);
+                        let of = OrderMilestones::of(&order, rank);
                         let what = format!("{schedule} {vocab:?} p {p} m {m} v {v} rank {rank}");
                         assert_eq!(counted, Some(of), "{what}");
                         compared += 1;
@@ -372,5 +354,72 @@ mod tests {
             }
         }
         assert!(compared > 1000);
+    }
+
+    /// Passes of a rank's order up to a milestone, by position.
+    fn position(order: &[Pass], at: At) -> usize {
+        let is_backward = |kind: PassKind| matches!(kind, PassKind::B | PassKind::BW);
+        let last = |wanted: &dyn Fn(PassKind) -> bool| {
+            order.iter().rposition(|pass| pass.chunk == 0 && wanted(pass.kind)).unwrap() + 1
+        };
+        match at {
+            At::Start => 0,
+            At::FirstBackward => order.iter().position(|pass| is_backward(pass.kind)).unwrap(),
+            At::LastForward => last(&|kind| kind == PassKind::F),
+            At::LastBackward => last(&is_backward),
+            At::End => order.len(),
+        }
+    }
+
+    #[test]
+    fn vocabulary_passes_between_milestones_are_as_many_as_counted_whatever_their_times() {
+        let mut compared = 0;
+        let pairs = [
+            (At::Start, At::LastForward),
+            (At::FirstBackward, At::LastForward),
+            (At::Start, At::LastBackward),
+            (At::FirstBackward, At::LastBackward),
+            (At::LastBackward, At::End),
+        ];
+        let split = |name: &ScheduleName| !name.is_whole();
+        for schedule in ScheduleName::VOCAB.into_iter().filter(split) {
+            let counts = [(2, 1, 1), (2, 6, 1), (4, 9, 1), (5, 3, 1), (2, 6, 2), (4, 8, 2)];
+            for ((p, m, v), vocab) in
+                counts.into_iter().flat_map(|counts| VocabPasses::ALL.map(|vocab| (counts, vocab)))
+            {
+                let [forward, backward, weight] = seconds(compared, 1)[0];
+                let [first, middle, last] = seconds(compared + 1, 1)[0];
+                let barriers = seconds(compared + 2, 1)[0].map(|latency| 0.5 * latency);
+                let times = PassTimes {
+                    forward,
+                    backward,
+                    weight,
+                    vocab: [0.3 * first, 0.3 * middle, last],
+                    link: barriers[0],
+                    broadcast: barriers[1],
+                    barriers,
+                };
+                for times in [None, Some(times)] {
+                    let Ok(order) = schedule.build_with_vocab(p, m, v, vocab, times) else {
+                        continue;
+                    };
+                    for (rank, passes) in order.passes.iter().enumerate() {
+                        let milestones = OrderMilestones::of(&order, rank);
+                        for &(from, to) in &pairs {
+                            let (start, end) = (position(passes, from), position(passes, to));
+                            let between = passes.get(start..end).unwrap_or(&[]);
+                            let sets = milestones.between(from, to).1;
+                            for &kind in vocab.kinds() {
+                                let own = between.iter().filter(|pass| pass.kind == kind).count();
+                                let what = format!("{schedule} {vocab:?} {p} {m} {v} rank {rank}");
+                                assert!(sets <= own as f64, "{what} {kind:?}: {sets} of {own}");
+                            }
+                            compared += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(compared > 2000, "{compared}");
     }
 }

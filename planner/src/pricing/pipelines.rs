@@ -126,7 +126,7 @@ impl PipelineKey {
         };
         // With two copies of a stage no rank runs all micro-batches of a chunk.
         let has_milestones = !self.schedule.is_whole() && schedule.layout.copies() == 1;
-        let milestones = |rank| OrderMilestones::of(&schedule, rank, vocab);
+        let milestones = |rank| OrderMilestones::of(&schedule, rank);
         let ranks = if has_milestones { self.ranks } else { 0 };
         let milestones = (0..ranks).map(milestones).collect();
         let forwards_first = matches!(self.schedule, ScheduleName::GPipe | ScheduleName::Naive);

@@ -117,8 +117,8 @@ impl VocabPassCost {
             Vocab::Parallel2 => first_s,
             _ => first_s + rest_s,
         };
-        let each_s = [&d.first, &d.middle, &d.last].map(|values| least(values));
-        VocabWay { passes_s: self.parts.total_s(), each_s, way_s, passes: vocab.passes() }
+        let output_s = [&d.first, &d.middle, &d.last].map(|values| least(values)).iter().sum();
+        VocabWay { passes_s: self.parts.total_s(), output_s, way_s, passes: vocab.passes() }
     }
 }
 

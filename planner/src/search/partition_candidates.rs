@@ -255,8 +255,11 @@ impl Configuration<'_> {
                 (0..milestones.chunks.len()).map(|chunk| &columns[stage_of(chunk)]).collect();
             let chunks: Vec<_> =
                 own.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
-            let seconds =
-                OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.vocab_way().each_s };
+            let seconds = OwnSeconds {
+                chunks: &chunks,
+                shared: [0.0; 3],
+                vocab_s: self.vocab_way().output_s,
+            };
             let behind_s = |stage: usize| back_s[stages] - back_s[stage + 1] + link_s(stage);
             let around = ArrivalTimes {
                 arrive_s: down_s[rank],

@@ -166,7 +166,7 @@ impl ListedCuts {
 
     /// Candidates with the milestones that hold for any order, and nothing in flight.
     pub fn of_any(spec: &PipelineSpec, shapes: Rc<Shapes>) -> Self {
-        let any = OrderMilestones::of_any(spec.micro_batches, spec.chunks, spec.vocab_passes());
+        let any = OrderMilestones::of_any(spec.micro_batches, spec.chunks);
         let nothing = vec![vec![0; spec.chunks]; spec.ranks];
         Self::with(spec, shapes, &nothing, vec![any; spec.ranks])
     }

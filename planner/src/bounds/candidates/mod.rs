@@ -353,7 +353,7 @@ impl ListedBound<'_> {
             chunks.clear();
             chunks.extend((0..spec.chunks).map(|chunk| path.seconds[stage_of(chunk)]));
             let shared = [0.0, shared_s, 0.0];
-            let own = OwnSeconds { chunks: &chunks, shared, vocab_s: spec.vocab_s() };
+            let own = OwnSeconds { chunks: &chunks, shared, vocab_s: spec.output_s() };
             let around = ArrivalTimes {
                 arrive_s: path.down_s[rank],
                 ready_s: path.round_trip_s(0, stage_of(milestones.first_chunk)),

@@ -247,7 +247,7 @@ impl Worker<'_> {
             });
             let least = ways.reduce(|a, b| VocabWay {
                 passes_s: a.passes_s.min(b.passes_s),
-                each_s: [0, 1, 2].map(|kind: usize| a.each_s[kind].min(b.each_s[kind])),
+                output_s: a.output_s.min(b.output_s),
                 way_s: a.way_s.min(b.way_s),
                 passes: a.passes,
             });
@@ -548,8 +548,8 @@ impl Worker<'_> {
     /// generated. Whether this thread has generated it already is not asked: the proof must not
     /// depend on that.
     fn any_order_candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
-        let PipelineSpec { ranks, micro_batches, chunks, .. } = *spec;
-        let key = (list, spec.layout(), ranks, micro_batches, chunks, spec.vocab_passes());
+        let over_pipeline = spec.vocab.over_pipeline();
+        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks, over_pipeline);
         if let Some(known) = self.any_order_candidates.get(&key) {
             return Rc::clone(known);
         }

@@ -26,7 +26,7 @@ use crate::request::Task;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
 use crate::simulate::CriticalPath;
 use models::decisions::{CpStyle, Decisions, Dtype, RecomputePolicy};
-use models::schedule::{StageLayout, VocabPasses};
+use models::schedule::StageLayout;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -202,9 +202,9 @@ impl Expansion {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
-/// Cut list, stage layout, ranks, micro-batches, chunks and vocabulary passes: all that candidates
-/// under any order of passes depend on.
-type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, Option<VocabPasses>);
+/// Cut list, stage layout, ranks, micro-batches, chunks and whether the vocabulary is spread over
+/// the pipeline: all that candidates under any order of passes depend on.
+type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
 
 /// Entries kept of [`Worker::least_work`], half a kilobyte each.
 const MAX_LEAST_WORKS: usize = 1 << 16;
