@@ -62,6 +62,35 @@ proptest! {
         prop_assert_eq!(pairs(&with.pairs), pairs(&room.pairs));
     }
 
+    /// The planner bounds memory by this.
+    #[test]
+    fn orders_for_known_times_hold_hardly_less(
+        (vocab, least, (p, m, _)) in (0..3_usize, any::<bool>(), counts()),
+        (forward, backward, weight) in (0.5..1.5_f64, 0.3..1.5_f64, 0.3..1.5_f64),
+        (first, middle, last) in (0.0..0.3_f64, 0.0..0.3_f64, 0.0..0.3_f64),
+        (link, broadcast, barrier) in (0.0..0.5_f64, 0.0..0.5_f64, 0.0..0.5_f64),
+    ) {
+        let name = if least { ScheduleName::VMin } else { ScheduleName::VHalf };
+        let vocab = VocabPasses::ALL[vocab];
+        let times = PassTimes {
+            forward,
+            backward,
+            weight,
+            vocab: [first, middle, last],
+            link,
+            broadcast,
+            barriers: [barrier, broadcast, link],
+        };
+        let Ok(room) = name.build_with_room(p, m, 2, vocab) else { return Ok(()) };
+        let own = name.build_with_vocab(p, m, 2, vocab, Some(times)).unwrap();
+        for rank in 0..p {
+            let (room, own) = [&room, &own].map(|order| order.max_in_flight(rank, Release::AtW)).into();
+            let most = room.iter().max_by_key(|held| held.iter().sum::<u32>()).unwrap();
+            let holds = |held: &Vec<u32>| held.iter().zip(most).all(|(own, room)| own + 1 >= *room);
+            prop_assert!(own.iter().any(holds), "rank {rank}: {own:?}, with room {most:?}");
+        }
+    }
+
     #[test]
     fn nodes_come_behind_what_they_wait_for(schedule in schedules()) {
         let graph = Graph::new(&schedule).unwrap();

@@ -31,6 +31,7 @@ pub fn best(task: &Task<'_>, most: u64) -> Option<Answer> {
     for decisions in combinations(task) {
         answer.combinations += 1;
         let Ok(case) = Configuration::new(&cache, decisions) else { continue };
+        let case = case.in_own_times();
         for placed in placements(&case) {
             answer.placements += 1;
             if answer.placements > most {

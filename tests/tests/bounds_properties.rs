@@ -221,6 +221,7 @@ fn no_bound_exceeds_any_placement() {
         let all = brute::combinations(&task);
         for _ in 0..if all.is_empty() { 0 } else { 6 } {
             let Ok(case) = Configuration::new(&cache, pick(random, &all)) else { continue };
+            let case = case.in_own_times();
             let subject = Subject::new(&task, &case);
             subject.check_in_flight();
             let Some(least_s) = least_s(&case) else { continue };

@@ -341,6 +341,12 @@ impl ScheduleName {
         Self::VOCAB.contains(&self)
     }
 
+    /// Whether known times may also change the order of passes that leaves room for vocabulary
+    /// passes ([`Self::build_with_room`]), and not only the places of these.
+    pub fn room_depends_on_times(self) -> bool {
+        matches!(self, Self::VHalf | Self::VMin)
+    }
+
     /// Schedules that can run the passes of a vocabulary split over their pipeline ranks.
     pub const VOCAB: [Self; 13] = [
         Self::GPipe,

@@ -18,7 +18,7 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
         return unlike_1f1b_s(spec, work, spent_s, between_s);
     }
     if let Some(way) = spec.passes {
-        return with_passes_s(m, p, work.load_s() + spent_s + between_s, way.passes_s);
+        return with_passes_s(m, p, work.load_s() + spent_s + between_s, way.output_s);
     }
     let half_s = between_s / 2.0;
     let ends_s = |value: fn(&VocabEnd) -> f64| value(&work.embedding) + value(&work.head);
@@ -57,7 +57,7 @@ fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, betwe
     }
     let forward_share = |kind: &KindCost| kind.forward_s / kind.load_s();
     let share = work.kinds.iter().map(forward_share).fold(1.0, f64::min);
-    longest_s.max(split_rows_s(m, p, share, work.load_s(), spent_s) + m * spec.passes_s())
+    longest_s.max(split_rows_s(m, p, share, work.load_s(), spent_s) + m * spec.output_s())
 }
 
 /// Stage `q` runs all its micro-batches, and before them each earlier stage runs one forward. A
@@ -159,7 +159,8 @@ pub fn with_state_s(
     let mut longest_s = mean_s;
     if p > 1.0 && spec.copies() == 1 {
         let held = dense(if over_pipeline { ends } else { 0.0 });
-        let rows_s = rows_and_reductions_s(spec, work, view, held) + m * gaps_s + vocab_s;
+        let rows_s = rows_and_reductions_s(spec, work, view, held) + m * gaps_s;
+        let rows_s = rows_s + m * spec.output_s();
         let path_s = path_and_reductions_s(spec, work, view) + tail_s(held);
         longest_s = longest_s.max(rows_s).max(path_s);
     }

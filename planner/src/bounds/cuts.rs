@@ -161,7 +161,7 @@ impl<'a> PartitionBound<'a> {
         } else {
             from.forward_s + from.backward_s + own.to_s
         };
-        let own_s = self.spec.m() * (forward_s + backward_s + weight_s + self.spec.passes_s());
+        let own_s = self.spec.m() * (forward_s + backward_s + weight_s + self.spec.output_s());
         Row { forward_s, backward_s, weight_s, ramp_s, total_s: ramp_s + own_s }
     }
 

@@ -200,7 +200,7 @@ impl<'a> WholeLayers<'a> {
             return (ends.own_s + tail_s).max(ends.last_backward_s + path.back_s[rank]) + step_s;
         }
         let load_s: f64 = own.iter().flatten().sum();
-        let each_s = load_s + more * cost.load_s() + again_s + spec.passes_s();
+        let each_s = load_s + more * cost.load_s() + again_s + spec.output_s();
         path.down_s[rank] + spec.m() * each_s + tail_s.max(path.back_s[rank]) + step_s
     }
 

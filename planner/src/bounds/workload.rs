@@ -8,6 +8,7 @@ use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{
     P2pTransfer, gap_s, p2p_transfer, slowdown_beside_passes, transfer_blocks, vocab_passes,
+    vocab_way,
 };
 use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout, VocabPasses};
@@ -269,7 +270,7 @@ impl PipelineSpec {
             transfer_blocks: transfer_blocks(cache, d),
             gap_s: gap_s(cache, d),
             vocab: d.vocab,
-            passes: vocab_passes(cache, d, layer_costs).map(|passes| passes.way(d.vocab)),
+            passes: vocab_way(cache, d, layer_costs),
             recompute: d.recompute,
         }
     }
@@ -299,6 +300,11 @@ impl PipelineSpec {
     /// The algorithm of its vocabulary passes.
     pub fn vocab_passes(&self) -> Option<VocabPasses> {
         self.passes.and_then(|_| self.vocab.passes())
+    }
+
+    /// Whether the order of forwards and backwards depends on the configuration's own times.
+    pub fn order_depends_on_times(&self) -> bool {
+        self.vocab_passes().is_some() && self.schedule.room_depends_on_times()
     }
 
     /// Seconds of the vocabulary passes of one micro-batch that its backward waits for.

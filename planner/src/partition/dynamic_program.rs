@@ -218,7 +218,7 @@ fn join(
     let last_s = waiting(problem, stage, c.backward_s, below_s);
     let micro_batches = problem.pipeline.micro_batches;
     let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
-    let own_s = m * (c.load_s() + problem.vocab.passes_s) + waiting_s;
+    let own_s = m * (c.load_s() + problem.vocab.output_s) + waiting_s;
     let span_s = own_s.max(c.load_s() + span_below_s);
     // Every stage reduces its gradients after its last backward.
     let end_below_s = after.map_or(0.0, |label| c.forward_s + link_s + label.end_s);

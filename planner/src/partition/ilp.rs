@@ -529,7 +529,7 @@ impl Writer<'_> {
         for stage in 0..stages {
             let ramp: Expression = (0..stage).map(|j| load(j) + link(j)).sum();
             let own =
-                self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.passes_s * self.scale;
+                self.seconds(stage, |c| m * c.load_s()) + m * problem.vocab.output_s * self.scale;
             let (first, last) = self.waits[stage];
             let row = ramp + own + tail.clone();
             let warm = Warm::new(problem, stage);

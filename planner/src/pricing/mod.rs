@@ -11,6 +11,7 @@ pub mod priced;
 pub mod recompute_ladder;
 pub mod recompute_split;
 pub(crate) mod stage_transfers;
+pub mod vocab_times;
 
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;

@@ -116,7 +116,8 @@ impl PipelineKey {
     /// the order of the other passes, which is all that bounds need.
     fn other(self) -> Result<Pipeline, ScheduleError> {
         let vocab = self.vocab.passes();
-        let room = vocab.filter(|_| self.pass_times.is_none());
+        let is_fixed = self.pass_times.is_none() || !self.schedule.room_depends_on_times();
+        let room = vocab.filter(|_| is_fixed);
         let schedule = match room {
             Some(vocab) => {
                 let (p, m, v) = (self.ranks, self.micro_batches, self.chunks);

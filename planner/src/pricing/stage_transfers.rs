@@ -8,7 +8,7 @@ use crate::partition::VocabWay;
 use crate::simulate::{Durations, InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::schedule::{ScheduleName, StageLayout};
+use models::schedule::{PassRatios, PassTimes, ScheduleName, StageLayout};
 
 /// Point-to-point transfer of a micro-batch's hidden states to the next stage.
 #[derive(Clone, Debug, PartialEq)]
@@ -247,6 +247,18 @@ pub(crate) fn slowdown_beside_passes(cache: &CostCache<'_>, d: &Decisions) -> f6
         vocab if vocab.over_pipeline() => software.vocab_slowdown,
         _ => 1.0,
     }
+}
+
+/// The vocabulary passes of a micro-batch, whether or not the input layer has passes of its own.
+pub(crate) fn vocab_way(
+    cache: &CostCache<'_>,
+    d: &Decisions,
+    layer_costs: &LayerCosts,
+) -> Option<VocabWay> {
+    // With passes of its own it is on no way, and all passes take as long together.
+    let pass_times = PassRatios::nearest(PassTimes::default());
+    let apart = Decisions { pass_times, ..d.clone() };
+    vocab_passes(cache, &apart, layer_costs).map(|passes| passes.way(d.vocab))
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

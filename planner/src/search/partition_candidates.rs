@@ -172,7 +172,8 @@ impl Configuration<'_> {
         for rank in 0..ranks {
             // Stage j·p + i is chunk j of rank i.
             let own = || columns.iter().skip(rank).step_by(ranks);
-            let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + self.vocab_pass_s());
+            let vocab_s = self.vocab_way().output_s;
+            let own_s = down_s + m * (own().map(Column::load_s).sum::<f64>() + vocab_s);
             let tail_s = own().map(|column| column.tail_s).sum::<f64>();
             longest_s = longest_s.max(own_s + tail_s.max(back_s + first_tail_s));
             step_s = step_s.max(own().map(|column| column.step_s).sum());

@@ -79,7 +79,7 @@ pub(super) fn other_orders(
     (room, vocab): (&Schedule, VocabPasses),
     times: PassTimes,
 ) -> Result<Vec<Schedule>, ScheduleError> {
-    if !matches!(name, ScheduleName::VHalf | ScheduleName::VMin) {
+    if !name.room_depends_on_times() {
         return Ok(vec![]);
     }
     times.check()?;

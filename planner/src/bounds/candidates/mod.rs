@@ -334,19 +334,20 @@ impl ListedBound<'_> {
     ) -> f64 {
         let spec = self.spec;
         // A rank runs all its passes, however long it waits for them.
-        let head = self.head_rank();
+        let (mut longest_s, head) = (0.0_f64, self.head_rank());
         for rank in [candidate.fullest, 0, head] {
             let layers_s = load_s(self.work, &candidate.ranks[rank].layers);
             let ends = [(0, &self.work.embedding), (head, &self.work.head)];
             let here = ends.iter().filter(|(at, _)| *at == rank && spec.passes.is_none());
             let ends_s: f64 = here.map(|(_, end)| end.load_s()).sum();
             let own_s = spec.m() * (layers_s + ends_s + recompute_s(rank) + spec.passes_s());
-            if own_s >= limit_s {
-                return own_s;
+            longest_s = longest_s.max(own_s);
+            if longest_s >= limit_s {
+                return longest_s;
             }
         }
         let path = PathSeconds::new(spec, self.work, &candidate.stages);
-        let (mut longest_s, mut recomputing_s, mut chunks) = (0.0_f64, 0.0, vec![]);
+        let (mut recomputing_s, mut chunks) = (0.0, vec![]);
         for (rank, milestones) in candidates.milestones.iter().enumerate() {
             let shared_s = recompute_s(rank);
             let stage_of = |chunk: usize| spec.layout().stage_of(spec.ranks, rank, chunk);
@@ -454,7 +455,7 @@ impl ListedBound<'_> {
             .map(|(forward_s, backward_s)| forward_s + backward_s)
             .sum();
         let gaps_s = spec.chunks as f64 * spec.gaps_s().iter().sum::<f64>();
-        let mut own_s = layers_s + recompute_s + crossings_s + gaps_s + spec.passes_s();
+        let mut own_s = layers_s + recompute_s + crossings_s + gaps_s + spec.output_s();
         let mut ramp_s = 0.0;
         let head = self.head_rank();
         let bidirectional = spec.copies() > 1;

@@ -132,6 +132,9 @@ impl Worker<'_> {
         (view, budget): (&StateView, f64),
         (from_s, limit_s): (f64, f64),
     ) -> f64 {
+        if spec.order_depends_on_times() {
+            return from_s;
+        }
         let knapsack = parallel.knapsack(spec.recompute);
         let pipeline = self.cache.pipeline_of(spec.key());
         let whole = WholeLayers::new(spec, (work, &knapsack), view, &pipeline, budget);
@@ -144,6 +147,7 @@ impl Worker<'_> {
         let mut expansion = Expansion::default();
         let d = waiting.decisions.clone();
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
+        let configuration = configuration.in_own_times();
         let key = PipelineKey::new(&configuration.decisions);
         let known = paths.get(&key).cloned().unwrap_or_default();
         let limits = ilp::Limits { work, paths: true, until: self.task.until };

@@ -14,6 +14,7 @@ use crate::pricing::listed_cuts::{CutList, Ranges};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::priced::Placed;
 use crate::pricing::stage_transfers::{fixed_durations, vocab_passes};
+use crate::pricing::vocab_times::placed_by_times;
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
 use models::decisions::{Decisions, RankOrder};
@@ -121,7 +122,7 @@ impl Worker<'_> {
     /// Prices a configuration whose placements take at least `bound_s`, with overheads.
     pub(super) fn price_state(
         &mut self,
-        d: Decisions,
+        mut d: Decisions,
         view: &StateView,
         parallel: &LayoutView,
         (bound_s, best_s): (f64, f64),
@@ -131,7 +132,6 @@ impl Worker<'_> {
         let bar_s = expansion.bar_s(best_s);
         let (spec, plain, work) = self.stated(&d, view, parallel);
         let step_s = closed::own_step_s(&spec, &work, view);
-        let key = PipelineKey::new(&d);
         if let Some(list) = CutList::of(d.vocab, d.vpp) {
             let budget_bytes = self.budget_bytes(&spec, &plain, view);
             let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
@@ -139,6 +139,12 @@ impl Worker<'_> {
             let slack = self.slack(list, &spec);
             let limit_s = self.pipeline_s(bar_s) * slack - step_s;
             let mut below = listed_bound.below(&candidates, limit_s);
+            if below.is_empty() {
+                expansion.cut_by_time += 1;
+                return;
+            }
+            let d = self.in_own_times(d);
+            let key = PipelineKey::new(&d);
             let known = known_paths(&key, paths, &expansion.paths);
             let passes = vocab_passes(&self.cache, &d, &parallel.layer_costs);
             let vocab = passes.map(|passes| passes.durations).unwrap_or_default();
@@ -167,6 +173,8 @@ impl Worker<'_> {
         if spec.chunks == 1 {
             // The fewer cuts a limit leaves, the sooner their chains are known.
             let near_s = bar_s.min(bound_s * CHAINS_AHEAD);
+            d = self.in_own_times(d);
+            let key = PipelineKey::new(&d);
             let known = known_paths(&key, paths, &expansion.paths);
             let chains_s = self.chains_s(&d, &parallel.layer_costs, view, near_s, &known);
             bound_s = bound_s.max(self.with_overheads_s(chains_s + step_s).min(near_s));
@@ -177,6 +185,15 @@ impl Worker<'_> {
         }
         expansion.placed += 1;
         self.place(d, bound_s, bar_s, expansion);
+    }
+
+    /// A configuration with vocabulary passes placed by its own times, where they are.
+    fn in_own_times(&self, d: Decisions) -> Decisions {
+        if !placed_by_times(&d) {
+            return d;
+        }
+        let own = Configuration::new(&self.cache, d.clone()).map(Configuration::in_own_times);
+        own.map_or(d, |configuration| configuration.decisions)
     }
 
     /// The longest known chain of a configuration, s; infinite where no partition lies below
