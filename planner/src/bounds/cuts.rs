@@ -133,10 +133,10 @@ impl<'a> PartitionBound<'a> {
         self
     }
 
-    /// [`Self::in_order_of`] for schedules that split the backward and have vocabulary passes.
+    /// [`Self::in_order_of`] for vocabulary passes in orders that are only known when they are made.
     pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
         let spec = self.spec;
-        let unknown = spec.passes.is_some() && spec.splits_backward();
+        let unknown = spec.passes.is_some() && !spec.is_known_without_order();
         if unknown { self.in_order_of(&cache.pipeline_of(spec.key())) } else { self }
     }
 

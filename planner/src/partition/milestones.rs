@@ -136,17 +136,28 @@ impl OrderMilestones {
         };
         let forward = last(&|kind| kind == PassKind::F);
         let milestones = [first, forward, last(&is_backward)];
-        let chunk = |chunk: usize| {
-            let [first_backward, last_forward, last_backward] = milestones.map(|end| {
-                let own = || order[..end].iter().filter(|pass| usize::from(pass.chunk) == chunk);
-                let of = |kind| own().filter(|pass| pass.kind == kind).count() as f64;
-                let whole = of(PassKind::BW);
-                [of(PassKind::F), of(PassKind::B) + whole, of(PassKind::W) + whole]
-            });
-            ChunkMilestones { first_backward, last_forward, last_backward }
-        };
+        let mut chunks = vec![ChunkMilestones::default(); schedule.chunks];
+        let mut counts: Vec<PassCounts> = vec![[0.0; 3]; schedule.chunks];
+        for place in 0..=order.len() {
+            let reached = if milestones.contains(&place) { &counts[..] } else { &[] };
+            for (chunk, &counts) in chunks.iter_mut().zip(reached) {
+                let ChunkMilestones { first_backward, last_forward, last_backward } = chunk;
+                let all = [first_backward, last_forward, last_backward];
+                let here = all.into_iter().zip(milestones).filter(|(_, at)| *at == place);
+                here.for_each(|(milestone, _)| *milestone = counts);
+            }
+            let Some(pass) = order.get(place) else { break };
+            let added: PassCounts = match pass.kind {
+                PassKind::F => [1.0, 0.0, 0.0],
+                PassKind::B => [0.0, 1.0, 0.0],
+                PassKind::W => [0.0, 0.0, 1.0],
+                PassKind::BW => [0.0, 1.0, 1.0],
+                _ => continue,
+            };
+            let own = &mut counts[usize::from(pass.chunk)];
+            own.iter_mut().zip(added).for_each(|(count, added)| *count += added);
+        }
         let micro_batches = schedule.micro_batches as f64;
-        let chunks: Vec<ChunkMilestones> = (0..schedule.chunks).map(chunk).collect();
         Self {
             vocab: VocabCounts::new(&chunks),
             chunks,
