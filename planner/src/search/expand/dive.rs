@@ -111,7 +111,7 @@ impl Worker<'_> {
         let all = all.into_iter().map(|choice| choice.of(&node.decisions));
         let soon = |d: &Decisions| {
             let passes = d.pp * d.vpp * d.micro_batches;
-            let known = d.schedule.is_whole() || !d.vocab.over_pipeline();
+            let known = !d.vocab.over_pipeline();
             let known = known && self.bare_spec(&self.no_transfer, d).is_known_without_order();
             passes <= FEW_PASSES || known
         };
