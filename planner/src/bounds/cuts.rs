@@ -133,7 +133,7 @@ impl<'a> PartitionBound<'a> {
         self
     }
 
-    /// [`Self::in_order_of`] for vocabulary passes in orders that are only known when they are made.
+    /// [`Self::in_order_of`] for vocabulary passes in orders that are not counted.
     pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
         let spec = self.spec;
         let unknown = spec.passes.is_some() && !spec.is_known_without_order();
