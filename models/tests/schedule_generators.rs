@@ -68,7 +68,7 @@ proptest! {
         (vocab, least, (p, m, _)) in (0..3_usize, any::<bool>(), counts()),
         (forward, backward, weight) in (0.5..1.5_f64, 0.3..1.5_f64, 0.3..1.5_f64),
         (first, middle, last) in (0.0..0.3_f64, 0.0..0.3_f64, 0.0..0.3_f64),
-        (link, broadcast, barrier) in (0.0..0.5_f64, 0.0..0.5_f64, 0.0..0.5_f64),
+        (link, broadcast, barrier) in (0.0..4.0_f64, 0.0..4.0_f64, 0.0..4.0_f64),
     ) {
         let name = if least { ScheduleName::VMin } else { ScheduleName::VHalf };
         let vocab = VocabPasses::ALL[vocab];

@@ -307,7 +307,7 @@ impl PipelineSpec {
         self.vocab_passes().is_some() && self.schedule.room_depends_on_times()
     }
 
-    /// Seconds of the vocabulary passes of one micro-batch that its backward waits for.
+    /// Seconds of the vocabulary passes of a micro-batch, without those of the input layer alone.
     pub fn output_s(&self) -> f64 {
         self.passes.map_or(0.0, |way| way.output_s)
     }

@@ -311,7 +311,7 @@ pub(crate) struct Warm {
 pub struct VocabWay {
     /// All vocabulary passes of one micro-batch on one rank, s.
     pub passes_s: f64,
-    /// Those among them that the backward waits for: all but the input layer's own passes, s.
+    /// The same without passes of the input layer alone, s.
     pub output_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
     pub way_s: f64,
@@ -345,7 +345,7 @@ impl Warm {
     /// Time through the vocabulary layers, less the most vocabulary passes that run meanwhile, s.
     pub(super) fn vocab_s(&self) -> f64 {
         let vocab = &self.vocab;
-        let run_s = if vocab.passes_s > 0.0 { (self.forwards + 1.0) * vocab.passes_s } else { 0.0 };
+        let run_s = if vocab.output_s > 0.0 { (self.forwards + 1.0) * vocab.output_s } else { 0.0 };
         vocab.way_s - run_s
     }
 

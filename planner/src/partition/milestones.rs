@@ -44,8 +44,8 @@ pub struct OrderMilestones {
 }
 
 /// What is known of a rank's vocabulary passes, whatever times they are placed by. They wait for
-/// the forwards of their micro-batch on all stages. Its backward waits for them, or can start no
-/// earlier than they can, and then they come first.
+/// the forwards of their micro-batch on all stages. Its backward waits for them on all ranks, but
+/// not for `T` of Algorithm 2, which may share a step with `S` of the next micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct VocabCounts {
     /// Most of any kind before the rank's first backward.
@@ -60,7 +60,8 @@ impl VocabCounts {
         let backwards = chunks.iter().map(|chunk| chunk.last_forward[1]);
         Self {
             before: forwards.fold(f64::INFINITY, f64::min),
-            until_forward: backwards.fold(0.0, f64::max),
+            // One may lag behind.
+            until_forward: (backwards.fold(0.0, f64::max) - 1.0).max(0.0),
         }
     }
 
@@ -108,7 +109,7 @@ pub struct OwnSeconds<'a> {
     pub chunks: &'a [PassCounts],
     /// Time that the passes of a micro-batch take on top, whichever chunk spends it.
     pub shared: PassCounts,
-    /// All vocabulary passes of a micro-batch.
+    /// The vocabulary passes of a micro-batch but those of the input layer alone.
     pub vocab_s: f64,
 }
 
@@ -394,13 +395,15 @@ mod tests {
         ];
         let split = |name: &ScheduleName| !name.is_whole();
         for schedule in ScheduleName::VOCAB.into_iter().filter(split) {
-            let counts = [(2, 1, 1), (2, 6, 1), (4, 9, 1), (5, 3, 1), (2, 6, 2), (4, 8, 2)];
+            let counts =
+                [(2, 1, 1), (2, 6, 1), (3, 8, 1), (4, 9, 1), (5, 3, 1), (2, 6, 2), (4, 8, 2)];
             for ((p, m, v), vocab) in
                 counts.into_iter().flat_map(|counts| VocabPasses::ALL.map(|vocab| (counts, vocab)))
             {
                 let [forward, backward, weight] = seconds(compared, 1)[0];
                 let [first, middle, last] = seconds(compared + 1, 1)[0];
-                let barriers = seconds(compared + 2, 1)[0].map(|latency| 0.5 * latency);
+                let long = [0.5, 5.0][compared / 16 % 2];
+                let barriers = seconds(compared + 2, 1)[0].map(|latency| long * latency);
                 let times = PassTimes {
                     forward,
                     backward,
@@ -410,7 +413,15 @@ mod tests {
                     broadcast: barriers[1],
                     barriers,
                 };
-                for times in [None, Some(times)] {
+                // After a long broadcast `T` lags behind.
+                let slow = PassTimes {
+                    backward: 1.5,
+                    vocab: [0.02, 0.02, 0.3],
+                    broadcast: 8.0,
+                    barriers: [0.5; 3],
+                    ..PassTimes::default()
+                };
+                for times in [None, Some(times), Some(slow)] {
                     let Ok(order) = schedule.build_with_vocab(p, m, v, vocab, times) else {
                         continue;
                     };

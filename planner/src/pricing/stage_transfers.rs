@@ -107,7 +107,7 @@ pub(crate) struct VocabPassCost {
 
 impl VocabPassCost {
     /// Time that a micro-batch takes through these passes.
-    /// `models::schedule::one_f_one_b_with_vocab` says what a backward waits for.
+    /// `models::schedule::VocabPasses` says what a backward waits for.
     pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
         let d = &self.durations;
         let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -233,8 +233,8 @@ pub(crate) fn gap_s(cache: &CostCache<'_>, d: &Decisions) -> f64 {
 }
 
 /// Whether the input layer has passes of its own: in an order made for a configuration's own times.
-/// Where a search compares configurations these passes are part of `T`. So are interlaced ones, for
-/// which all ranks wait together anyway.
+/// Otherwise these passes are part of `T`. So are interlaced ones, for which all ranks wait
+/// together anyway.
 pub(super) fn input_apart(d: &Decisions) -> bool {
     d.pass_times.is_some() && d.vocab != Vocab::Interlaced
 }

@@ -149,7 +149,7 @@ impl Worker<'_> {
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
         let configuration = configuration.in_own_times();
         let key = PipelineKey::new(&configuration.decisions);
-        let known = paths.get(&key).cloned().unwrap_or_default();
+        let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
         let limits = ilp::Limits { work, paths: true, until: self.task.until };
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.best_of_every_cut(known, within, limits, &mut self.scratch);

@@ -186,8 +186,9 @@ impl Default for Expansion {
     }
 }
 
-/// Critical paths by pipeline. A path bounds every configuration on its pipeline.
-pub(super) type Paths = HashMap<PipelineKey, Vec<CriticalPath>>;
+/// Critical paths by pipeline. A path bounds every configuration on its pipeline. The map is copied
+/// while threads look at it, but not the paths.
+pub(super) type Paths = HashMap<PipelineKey, Arc<Vec<CriticalPath>>>;
 
 impl Expansion {
     fn cut(count: u64) -> Self {

@@ -303,7 +303,7 @@ impl Worker<'_> {
         let mut expansion = Expansion::default();
         let d = &node.decisions;
         let key = PipelineKey::new(d);
-        let known = paths.get(&key).cloned().unwrap_or_default();
+        let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
         if self.is_cut_by(d, best_s, &known) {
             return expansion;
         }
@@ -382,7 +382,7 @@ fn known_paths<'p>(
     own: &'p [(PipelineKey, CriticalPath)],
 ) -> Vec<&'p CriticalPath> {
     let own = own.iter().filter(|(of, _)| of == key).map(|(_, path)| path);
-    paths.get(key).into_iter().flatten().chain(own).collect()
+    paths.get(key).into_iter().flat_map(|known| known.iter()).chain(own).collect()
 }
 
 /// A candidate, if it is faster than `bar_s`.

@@ -75,6 +75,7 @@ fn by_pipeline(all: Vec<Candidate>) -> Vec<Vec<Candidate>> {
             dp_shard: 1,
             offload: candidate.decisions.offload.of_layers(),
             rank_order: RankOrder::DpInner,
+            pass_times: None,
             ..candidate.decisions.clone()
         };
         match groups.iter_mut().find(|(known, _)| *known == pipeline) {

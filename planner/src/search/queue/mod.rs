@@ -308,7 +308,7 @@ impl<'a> Run<'a> {
         if !expansion.paths.is_empty() {
             let known = Arc::make_mut(&mut self.paths);
             for (key, path) in expansion.paths {
-                remember(known.entry(key).or_default(), path, self.most_paths);
+                remember(Arc::make_mut(known.entry(key).or_default()), path, self.most_paths);
             }
         }
         for part in expansion.parts {
