@@ -3,7 +3,7 @@
 use models::schedule::{
     AutoCosts, ChunkRule, Graph, Latency, Pass, PassKind, PassTimes, Release, Schedule,
     ScheduleError, ScheduleName, StageLayout, VocabPasses, Work, forwards_come_first, one_f_one_b,
-    one_f_one_b_with_vocab, zb_auto,
+    zb_auto,
 };
 use proptest::prelude::*;
 
@@ -212,7 +212,10 @@ fn vocabulary_passes_go_in_for_any_times() {
             }
         }
         let times = PassTimes { vocab: [f64::INFINITY; 3], ..PassTimes::default() };
-        let error = one_f_one_b_with_vocab(5, 7, vocab, Some(times)).unwrap_err().to_string();
+        let error = ScheduleName::OneFOneB
+            .build_with_vocab(5, 7, 1, vocab, Some(times))
+            .unwrap_err()
+            .to_string();
         let expected = "vocabulary passes cannot take inf: a time is finite and not negative";
         assert_eq!(error, expected);
     }
@@ -362,7 +365,7 @@ fn names_parse_and_rules_say_what_would_do() {
 fn vocabulary_passes_go_in_for_any_number_of_ranks() {
     for ranks in 1..=40 {
         for vocab in [VocabPasses::Naive, VocabPasses::One, VocabPasses::Two] {
-            let schedule = one_f_one_b_with_vocab(ranks, 9, vocab, None);
+            let schedule = ScheduleName::OneFOneB.build_with_vocab(ranks, 9, 1, vocab, None);
             let graph = Graph::new(&schedule.expect("counts are small"));
             assert!(graph.is_ok(), "{ranks} ranks");
         }
@@ -543,7 +546,8 @@ fn interlaced_layers_run_together_and_hold_half_as_many_again() {
     for p in 1..9 {
         for m in [1, 2, p, 2 * p + 1, 4 * p] {
             let interlaced = VocabPasses::Interlaced;
-            let schedule = one_f_one_b_with_vocab(p, m, interlaced, None).unwrap();
+            let schedule =
+                ScheduleName::OneFOneB.build_with_vocab(p, m, 1, interlaced, None).unwrap();
             assert_eq!(schedule.validate(), Ok(()), "{p} {m}");
             for i in 0..p {
                 let held = schedule.peak_activations(i, Release::AtB);

@@ -2,8 +2,8 @@
 //! orders they run (`data/orders_golden.txt`).
 
 use models::schedule::{
-    AutoCosts, PassKind, PassTimes, Release, Schedule, ScheduleName, VocabPasses,
-    one_f_one_b_with_vocab, v_half_repeated, zb_auto,
+    AutoCosts, PassKind, PassTimes, Release, Schedule, ScheduleName, VocabPasses, v_half_repeated,
+    zb_auto,
 };
 use planner::simulate::{Durations, Timeline, VocabDurations, simulate};
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ fn fields(line: &str) -> Vec<String> {
 /// The schedule of a row. `None` for rows about something else.
 fn schedule_of(row: &Row) -> Option<Schedule> {
     let (p, m, v) = (row.count("p"), row.count("m"), row.count("v"));
-    let vocab = |passes| one_f_one_b_with_vocab(p, m, passes, None);
+    let vocab = |passes| ScheduleName::OneFOneB.build_with_vocab(p, m, 1, passes, None);
     let name = match row.text("schedule") {
         "1f1b-vocab-1" => return Some(vocab(VocabPasses::One).unwrap()),
         "1f1b-vocab-2" => return Some(vocab(VocabPasses::Two).unwrap()),
@@ -231,7 +231,7 @@ fn every_row_agrees() {
 fn forwards_and_backwards_keep_the_order_of_the_vocabulary_reference() {
     for (title, vocab) in [("1f1b-vocab-1", VocabPasses::One), ("1f1b-vocab-2", VocabPasses::Two)] {
         let part = ORDERS.split("## ").find(|part| part.starts_with(title)).unwrap();
-        let schedule = one_f_one_b_with_vocab(4, 8, vocab, None).unwrap();
+        let schedule = ScheduleName::OneFOneB.build_with_vocab(4, 8, 1, vocab, None).unwrap();
         let plain = |word: &&str| word.starts_with(['F', 'B']);
         let theirs = part.lines().skip(1).take(4).map(|line| line.split(' ').filter(plain));
         let orders = schedule.orders().replace("BW", "B");
@@ -285,7 +285,7 @@ fn check_vocab_cost(
     vocab_s: f64,
     times: Option<PassTimes>,
 ) {
-    let schedule = one_f_one_b_with_vocab(p, m, vocab, times).unwrap();
+    let schedule = ScheduleName::OneFOneB.build_with_vocab(p, m, 1, vocab, times).unwrap();
     let mut durations = Durations::uniform(&schedule, 1.0, 1.0, 1.0, 0.0);
     durations.vocab = VocabDurations::uniform(p, vocab_s, vocab_s);
     let makespan_s = simulate(&schedule, &durations).unwrap().makespan_s;

@@ -3,9 +3,7 @@
 mod closed_form;
 
 use closed_form::Stages;
-use models::schedule::{
-    PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b, one_f_one_b_with_vocab,
-};
+use models::schedule::{PassTimes, Schedule, ScheduleName, VocabPasses, gpipe, one_f_one_b};
 use planner::simulate::{Durations, InputDurations, Prepared, VocabDurations, Workspace, simulate};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,7 +20,9 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     );
     let kinds = (0..3_usize, 1..6_usize, 1..12_usize, any::<bool>());
     let vocab = kinds.prop_map(|(vocab, p, m, input)| {
-        let schedule = one_f_one_b_with_vocab(p, m, VocabPasses::ALL[vocab], None).unwrap();
+        let schedule = ScheduleName::OneFOneB
+            .build_with_vocab(p, m, 1, VocabPasses::ALL[vocab], None)
+            .unwrap();
         if !input {
             return schedule;
         }
@@ -226,6 +226,6 @@ fn timing_of_16384_passes() {
         prepared.critical_path(&durations, &mut workspace);
     });
     timed("vocabulary order, p 32, m 128", 3, &mut || {
-        drop(one_f_one_b_with_vocab(32, 128, VocabPasses::One, None));
+        drop(ScheduleName::OneFOneB.build_with_vocab(32, 128, 1, VocabPasses::One, None));
     });
 }

@@ -1,9 +1,7 @@
 //! Cost in time of an input layer that is split over all pipeline ranks, and of its collectives.
 
 use models::decisions::Decisions;
-use models::schedule::{
-    PassKind, PassTimes, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
-};
+use models::schedule::{PassKind, PassTimes, Schedule, ScheduleName, VocabPasses};
 use planner::partition::Scratch;
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
@@ -48,7 +46,8 @@ fn makespan_s(schedule: &Schedule, times: PassTimes, input: Input) -> f64 {
 /// no broadcast.
 #[test]
 fn one_micro_batch_goes_through_all_passes() {
-    let schedule = one_f_one_b_with_vocab(2, 1, VocabPasses::One, None).unwrap();
+    let schedule =
+        ScheduleName::OneFOneB.build_with_vocab(2, 1, 1, VocabPasses::One, None).unwrap();
     let schedule = schedule.with_input_passes(PassTimes::default()).unwrap();
     let input = Input { forward: 0.1, backward: 0.2, sum: 0.05, broadcast: 0.3 };
     let found_s = makespan_s(&schedule, PassTimes::default(), input);

@@ -1,9 +1,7 @@
 //! Vocabulary passes placed by known times, compared with the closed form of the reference, the
 //! schedule without them, and the order for unknown times.
 
-use models::schedule::{
-    PassRatios, PassTimes, Release, Schedule, ScheduleName, VocabPasses, one_f_one_b_with_vocab,
-};
+use models::schedule::{PassRatios, PassTimes, Release, Schedule, ScheduleName, VocabPasses};
 use planner::simulate::{Durations, VocabDurations, simulate};
 use proptest::prelude::*;
 
@@ -39,7 +37,7 @@ fn work_s(times: PassTimes, vocab: VocabPasses) -> f64 {
 fn an_order_for_unknown_times_suits_short_and_long_passes() {
     let (p, m) = (32, 96);
     for vocab in [VocabPasses::One, VocabPasses::Two] {
-        let schedule = one_f_one_b_with_vocab(p, m, vocab, None).unwrap();
+        let schedule = ScheduleName::OneFOneB.build_with_vocab(p, m, 1, vocab, None).unwrap();
         for (backward, vocab_s) in [(1.0, 0.01), (1.1, 0.03), (1.0, 0.1), (1.1, 0.3), (1.0, 1.0)] {
             let times = PassTimes { backward, vocab: [vocab_s; 3], ..PassTimes::default() };
             let whole_s = times.forward + times.backward + times.weight;
@@ -81,7 +79,7 @@ proptest! {
         times in times(),
     ) {
         let m = rounds * p;
-        let schedule = one_f_one_b_with_vocab(p, m, vocab, Some(times)).unwrap();
+        let schedule = ScheduleName::OneFOneB.build_with_vocab(p, m, 1, vocab, Some(times)).unwrap();
         let whole_s = times.forward + times.backward + times.weight;
         let closed_s = m as f64 * work_s(times, vocab) + (p - 1) as f64 * whole_s;
         let found_s = makespan_s(&schedule, times);
@@ -105,7 +103,7 @@ proptest! {
         let without_barriers = PassTimes { vocab: [vocab_s; 3], ..PassTimes::default() };
         let times = PassTimes { broadcast, barriers, ..without_barriers };
         let m = rounds * p;
-        let schedule = one_f_one_b_with_vocab(p, m, vocab, Some(times)).unwrap();
+        let schedule = ScheduleName::OneFOneB.build_with_vocab(p, m, 1, vocab, Some(times)).unwrap();
         let closed_s = m as f64 * work_s(times, vocab) + (p - 1) as f64 * 3.0;
         let latencies = broadcast + after_first + after_last;
         let found_s = makespan_s(&schedule, times);
@@ -270,7 +268,9 @@ fn interlaced_layers_cost_the_bubble_of_1f1b() {
         for (backward, weight) in [(1.0, 1.0), (0.8, 0.6), (1.4, 0.6)] {
             let times =
                 PassTimes { backward, weight, vocab: [0.2, 0.0, 0.4], ..PassTimes::default() };
-            let schedule = one_f_one_b_with_vocab(p, m, VocabPasses::Interlaced, None).unwrap();
+            let schedule = ScheduleName::OneFOneB
+                .build_with_vocab(p, m, 1, VocabPasses::Interlaced, None)
+                .unwrap();
             let whole_s = 1.0 + backward + weight;
             let expected_s = (m + p - 1) as f64 * whole_s + m as f64 * 0.6;
             let found_s = makespan_s(&schedule, times);

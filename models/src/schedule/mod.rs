@@ -52,7 +52,7 @@ pub use overlapped_1f1b::overlapped_1f1b;
 pub use v_1f1b::v_1f1b;
 pub use v_half::{v_half, v_half_repeated};
 pub use v_min::v_min;
-pub use vocab::{PassRatios, PassTimes, one_f_one_b_with_vocab};
+pub use vocab::{PassRatios, PassTimes};
 pub use zb_auto::{AutoCosts, zb_auto};
 pub use zb_h1::zb_h1;
 pub use zb_h2::zb_h2;

@@ -15,26 +15,6 @@ use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 use greedy::Greedy;
 use interlaced::interlaced;
 
-/// 1F1B where every pipeline rank also runs the vocabulary passes of its slice of the output layer
-/// for every micro-batch (Vocabulary Parallelism, arXiv 2411.05288, section 5).
-///
-/// Forwards and backwards keep their 1F1B order with one more micro-batch in flight for each
-/// barrier, `min(m, p − i + barriers)` on pipeline rank `i`. Vocabulary passes go where a greedy
-/// run with `times` finds them ready, as in the reference implementation `T` of one micro-batch
-/// with `S` of the next. Without latencies the makespan is
-/// `m(F + B + W + S + T) + (p − 1)(F + B + W)`.
-///
-/// # Errors
-/// No pipeline ranks, no micro-batches, or a time that is negative or not finite.
-pub fn one_f_one_b_with_vocab(
-    ranks: usize,
-    micro_batches: usize,
-    vocab: VocabPasses,
-    times: Option<PassTimes>,
-) -> Result<Schedule, ScheduleError> {
-    ScheduleName::OneFOneB.build_with_vocab(ranks, micro_batches, 1, vocab, times)
-}
-
 /// The forwards and backwards of a schedule, in an order with room for vocabulary passes and their
 /// barriers. Interlaced vocabulary passes are in it already.
 pub(super) fn with_room(
@@ -89,7 +69,10 @@ pub(super) fn other_orders(
     Ok(short.into_iter().chain(searched(counts, room, vocab, times)).collect())
 }
 
-/// One more forward before the first backward for each barrier.
+/// 1F1B with one more micro-batch in flight for each barrier (Vocabulary Parallelism, arXiv
+/// 2411.05288, section 5), `min(m, p − i + barriers)` on pipeline rank `i`. With the vocabulary
+/// passes of each rank's slice of the output layer, the makespan is `m(F + B + W + S + T) + (p −
+/// 1)(F + B + W)` where nothing takes time between passes.
 fn one_f_one_b(counts: Counts, vocab: VocabPasses) -> Schedule {
     let Counts { ranks, micro_batches, .. } = counts;
     let all = |kind| (0..micro_batches).map(move |k| pass(kind, k, 0));
