@@ -192,7 +192,7 @@ cudnn: setup
 # calls needs neither cargo nor a network, only the driver, CUDA's libraries and, for what is beside
 # PyTorch, a Python with it: `make gpu-pack` here, then copy the folder and this repository there.
 GPU_PACK ?= gpu-pack
-GPU_PARTS ?= versions test golden programs bench steps kernels torch turns beside calibrate sanitize
+GPU_PARTS ?= versions test golden programs defaults nccl bench steps kernels torch turns beside calibrate sanitize
 gpu: gpu-pack
 	tools/gpu_all.sh --bin $(GPU_PACK) --out gpu-out $(GPU_PARTS)
 

@@ -3,23 +3,24 @@
 #
 #   tools/gpu_all.sh [--bin DIR] [--out DIR] [--on-cpu] PART...
 #
-# Parts: versions test golden programs bench steps kernels torch turns beside calibrate sanitize.
+# Parts: versions test golden programs defaults nccl bench steps kernels torch turns beside calibrate sanitize.
 # `make gpu-pack` builds the programs that it calls into one folder; it needs neither cargo nor a
 # network. Each part writes to the output folder as figures come, so a part that is cut short keeps
 # what it has.
-# --on-cpu rehearses the parts test, golden and bench on the emulator, with figures that mean
-# nothing. gpu-test and gpu-bench must be built for it (`--features cuda,cpu_emulator`).
+# --on-cpu rehearses parts, with figures that mean nothing: test, golden and bench on the emulator,
+# for which gpu-test and gpu-bench must be built (`--features cuda,cpu_emulator`); programs and nccl
+# on processors, where TCP connects the processes.
 #
 # CUDA's libraries are looked for where the loader looks, and in the folders of PyTorch's packages.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-bin=gpu-pack out=gpu-out on_cpu=() parts=()
+bin=gpu-pack out=gpu-out on_cpu=() on_gpu=--gpu parts=()
 while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    --on-cpu) on_cpu=(--on-cpu); shift ;;
+    --on-cpu) on_cpu=(--on-cpu) on_gpu=; shift ;;
     -*) echo "error: $1: valid: --bin DIR, --out DIR, --on-cpu, then parts" >&2; exit 1 ;;
     *) parts+=("$1"); shift ;;
   esac
@@ -66,7 +67,7 @@ for line in sys.stdin:
     print(*(row.get(name) for name in ("case", "format", "steps", "replayed_steps", "why_not", "worst_loss_relative", "worst_gradient_relative")), row["result"][:300])'
 }
 export -f test_one golden_one
-export bin out python
+export bin out python on_gpu
 tests() {
   "$bin/gpu-test" --only nothing 2>&1 | sed -n 's/.*valid: //p' | tr -d ',' | tr ' ' '\n' |
     xargs -P "${JOBS:-8}" -I{} bash -c 'on_cpu=('"${on_cpu[*]}"'); test_one {}'
@@ -79,29 +80,73 @@ golden() {
 
 # Generated trainers of golden cases, whose ranks share the GPU: their losses beside PyTorch's, or
 # beside their own on processors.
-program_one() {
-  read -r name case format flags <<<"$1"
-  rm -f "$out/program-$name.jsonl"
-  "$bin/programs/$name" --gpu --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
-    --time-limit-s 60 --metrics "$out/program-$name.jsonl" --rank-report "$out/program-$name-ranks.jsonl" $flags \
-    >"$out/program-$name.log" 2>&1
-  "$python" tools/gpu_program_losses.py "$name" "$case" "$format" $? "$out" "$bin/programs/$name.wanted.jsonl" | tee -a "$out/programs.jsonl"
+compare_losses() { # NAME CASE FORMAT EXIT_STATUS RAN_AS LINES
+  "$python" tools/gpu_program_losses.py "$5" "$2" "$3" "$4" "$out" "$bin/programs/$1.wanted.jsonl" | tee -a "$out/$6"
 }
-export -f program_one
-programs() {
-  xargs -P "${PROGRAM_JOBS:-3}" -d '\n' -I{} bash -c 'program_one "{}"' <"$bin/programs/list.txt"
-  "$python" - "$out/tokens.safetensors" <<'PYTHON'
-import json, random, struct, sys
-shape = [12, 64, 1025]
-tokens = random.Random(1).choices(range(50257), k=shape[0] * shape[1] * shape[2])
-head = json.dumps({"tokens": {"dtype": "I64", "shape": shape, "data_offsets": [0, 8 * len(tokens)]}}).encode()
-with open(sys.argv[1], "wb") as file:
-    file.write(struct.pack("<Q", len(head)) + head + struct.pack(f"<{len(tokens)}q", *tokens))
+trainer() { # NAME CASE RAN_AS FLAGS...
+  # A case that changes how another trains has the other's weights and tokens.
+  of=tests/golden/${2%_bias}
+  "$bin/programs/$1" $on_gpu --init-from "$of" --data "$of/tokens.safetensors" --steps 20 --time-limit-s 60 \
+    --metrics "$out/program-$3.jsonl" --rank-report "$out/program-$3-ranks.jsonl" "${@:4}"
+}
+program_one() {
+  read -r name case format _ flags <<<"$1"
+  rm -f "$out/program-$name.jsonl"
+  trainer "$name" "$case" "$name" $flags >"$out/program-$name.log" 2>&1
+  compare_losses "$name" "$case" "$format" $? "$name" programs.jsonl
+}
+export -f compare_losses trainer program_one
+programs() { xargs -P "${PROGRAM_JOBS:-3}" -d '\n' -I{} bash -c 'program_one "{}"' <"$bin/programs/list.txt"; }
+
+# Default plans of shipped models, on tokens drawn at random.
+defaults() {
+  while read -r model vocab sequences length steps; do
+    "$python" - "$out/tokens.safetensors" "$vocab" "$steps" "$sequences" $((length + 1)) <<'PYTHON'
+import json, sys
+import numpy
+at, vocab, *shape = sys.argv[1], *map(int, sys.argv[2:])
+tokens = numpy.random.default_rng(1).integers(vocab, size=shape).astype("<i8").tobytes()
+head = json.dumps({"tokens": {"dtype": "I64", "shape": shape, "data_offsets": [0, len(tokens)]}}).encode()
+with open(at, "wb") as file:
+    file.write(len(head).to_bytes(8, "little") + head + tokens)
 PYTHON
-  "$bin/programs/gpt2_124m" --gpu --data "$out/tokens.safetensors" --steps 12 --metrics "$out/program-gpt2_124m.jsonl" \
-    --rank-report "$out/program-gpt2_124m-ranks.jsonl" >"$out/program-gpt2_124m.log" 2>&1
-  echo "gpt2_124m: exit $?, $(tail -1 "$out/program-gpt2_124m.jsonl")"
-  rm "$out/tokens.safetensors"
+    "$bin/programs/$model" --gpu --data "$out/tokens.safetensors" --steps "$steps" --metrics "$out/program-$model.jsonl" \
+      --rank-report "$out/program-$model-ranks.jsonl" >"$out/program-$model.log" 2>&1
+    echo "$model: exit $?, $(tail -1 "$out/program-$model.jsonl")"
+    rm "$out/tokens.safetensors"
+  done <<'LIST'
+gpt2_124m 50257 64 1024 8
+ampipe_base 50257 8 24576 5
+LIST
+}
+
+# The same trainers with a process for each rank, which NCCL connects. NCCL takes one rank on a GPU
+# of a host, so each process says that it is on a host of its own (NCCL_HOSTID), and all transfers
+# are NCCL's over sockets. The processes take turns on the GPU. A line of NCCL_RUNS is a name in
+# list.txt and more flags; without NCCL_RUNS every trainer of several ranks runs.
+nccl_one() {
+  read -r wanted more <<<"$1"
+  read -r name case format ranks flags < <(grep "^$wanted " "$bin/programs/list.txt")
+  [[ $more$flags == *cuda-graphs* ]] && as=nccl-$name-recorded || as=nccl-$name
+  meeting=$(mktemp -d)/meeting begun=$(date +%s)
+  rm -f "$out/program-$as.jsonl"
+  export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks LOCAL_RANK=0 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+  export NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
+  started=()
+  for ((rank = ranks - 1; rank >= 0; rank--)); do
+    RANK=$rank NCCL_HOSTID=host$rank timeout -k 5 "${NCCL_S:-60}" bash -c \
+      'trainer "$@"' _ "$name" "$case" "$as" --rendezvous "$meeting" $flags $more >"$out/program-$as-$rank.log" 2>&1 &
+    started+=($!)
+  done
+  status=0
+  for process in "${started[@]}"; do wait "$process" || status=$?; done
+  cat "$out/program-$as"-[0-9]*.log >"$out/program-$as.log"
+  compare_losses "$name" "$case" "$format" $status "$as" nccl.jsonl
+  echo "$as: $ranks processes, $(($(date +%s) - begun)) s"
+}
+export -f nccl_one
+nccl() {
+  while read -r run; do nccl_one "$run" </dev/null; done <<<"${NCCL_RUNS:-$(awk '$4 > 1 {print $1}' "$bin/programs/list.txt")}"
 }
 
 bench() { "$bin/gpu-bench" "${on_cpu[@]}" --require-cudnn --json "$out/bench.json" ${BENCH:+--only "$BENCH"}; }
@@ -204,8 +249,8 @@ for part in "${parts[@]}"; do
   echo "==== $part ===="
   case $part in
     test) tests ;;
-    versions | golden | programs | bench | steps | kernels | torch | turns | beside | calibrate | sanitize) $part ;;
-    *) echo "error: $part: valid: versions, test, golden, programs, bench, steps, kernels, torch, turns, beside, calibrate, sanitize" >&2 ;;
+    versions | golden | programs | defaults | nccl | bench | steps | kernels | torch | turns | beside | calibrate | sanitize) $part ;;
+    *) echo "error: $part: valid: versions, test, golden, programs, defaults, nccl, bench, steps, kernels, torch, turns, beside, calibrate, sanitize" >&2 ;;
   esac
   echo "$part $((SECONDS - begin)) s" | tee -a "$out/parts.txt"
 done

@@ -4,10 +4,11 @@
 #   tools/gpu_programs.sh PLAN FOLDER
 #
 # PLAN is the planner's program. FOLDER gets each trainer as FOLDER/NAME, and FOLDER/list.txt with
-# a line for each: name, golden case, format, flags of the trainer. `tools/gpu_all.sh programs` runs
-# them beside PyTorch's losses, or beside those that the same trainer has on this machine's
-# processors: FOLDER/NAME.wanted.jsonl, for what changes the model or the data of a golden case.
-# FOLDER/gpt2_124m is the default plan of that model on one GPU.
+# a line for each: name, golden case, format, ranks, flags of the trainer. `tools/gpu_all.sh` runs
+# them (parts `programs` and `nccl`) beside PyTorch's losses, or beside those that the same trainer
+# has on this machine's processors: FOLDER/NAME.wanted.jsonl, for what changes the model or the data
+# of a golden case.
+# FOLDER/gpt2_124m and FOLDER/ampipe_base are the default plans of those models on one H200.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 plan=$(realpath "$1") folder=$2
@@ -34,6 +35,10 @@ vocabulary llama_tied f32 4 - tp=2 pp=2 cp=1 zero_stage=0 schedule=1f1b vocab=pa
 expert_parallel qwen3_moe f32 4 - tp=2 pp=1 cp=1 sequence_parallel=true ep=4 etp=1 moe_overlap=none zero_stage=0 micro_batch=2
 pairs mixtral f32 4 - tp=1 pp=2 cp=1 ep=2 schedule=dualpipe_v moe_overlap=pair zero_stage=1 micro_batch=1 recompute=full
 ampipe deepseek_v3 f32 4 - tp=2 pp=2 cp=1 sequence_parallel=true ep=2 etp=1 schedule=1f1b moe_overlap=ampipe moe_overlap_degree=2 zero_stage=0 micro_batch=1
+overlapped_1f1b mixtral f32 4 - tp=1 pp=2 vpp=2 cp=1 ep=2 schedule=overlapped_1f1b moe_overlap=pair zero_stage=1 micro_batch=1 recompute=full
+biases deepseek_v3_bias f32 4 - tp=1 pp=2 cp=1 ep=2 etp=1 schedule=1f1b moe_overlap=none zero_stage=1 micro_batch=1
+partly_rotated stablelm f32 4 - tp=2 pp=2 cp=1 zero_stage=0 schedule=1f1b micro_batch=1
+zero3 llama_gqa f32 4 - tp=1 pp=1 cp=1 zero_stage=3 dp_shard=4 micro_batch=1
 sinks gpt_oss f32 2 - tp=1 pp=1 cp=1 ep=2 etp=1 moe_overlap=none zero_stage=1 micro_batch=2
 activations_in_host_memory llama_gqa f32 2 - tp=1 pp=2 cp=1 zero_stage=0 schedule=1f1b offload=activations micro_batch=1
 optimizer_in_host_memory llama_gqa f32 2 - tp=1 pp=1 cp=1 dp=2 zero_stage=2 offload=optimizer micro_batch=2
@@ -52,6 +57,7 @@ build() {
 
 programs | while read -r name case format ranks flags decisions; do
   settings=() model=tests/golden/$case/config.json
+  [ -e "$model" ] || model=tests/golden/$case/model.yaml
   for decision in $decisions; do settings+=(--set "$decision"); done
   [ "$flags" != - ] || flags=
   changes=$(sed -n 's/.*--as=//p' <<<"$flags")
@@ -70,9 +76,14 @@ print(json.dumps(json.load(open(sys.argv[1])) | json.loads(sys.argv[2])))' "$mod
     "$folder/$name" --init-from "tests/golden/$case" --data "tests/golden/$case/tokens.safetensors" --steps 20 \
       --metrics "$folder/$name.wanted.jsonl" $flags >>"$target/$name.log"
   fi
-  echo "$name $case $format $flags" >>"$folder/list.txt"
+  echo "$name $case $format $ranks $flags" >>"$folder/list.txt"
 done
 
-# A shipped model as it is planned by default.
-"$plan" --model gpt2_124m --cluster dgx_h100 --gpus 1 --global-batch 64 -o "$target/gpt2_124m.yaml" >"$target/gpt2_124m.log"
-build gpt2_124m gpt2_124m
+# Shipped models as they are planned by default. Model, sequences of a step.
+while read -r model sequences; do
+  "$plan" --model "$model" --cluster dgx_h200 --gpus 1 --global-batch "$sequences" -o "$target/$model.yaml" >"$target/$model.log"
+  build "$model" "$model"
+done <<'LIST'
+gpt2_124m 64
+ampipe_base 8
+LIST
