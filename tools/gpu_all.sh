@@ -98,7 +98,11 @@ program_one() {
 export -f compare_losses trainer program_one
 programs() { xargs -P "${PROGRAM_JOBS:-3}" -d '\n' -I{} bash -c 'program_one "{}"' <"$bin/programs/list.txt"; }
 
-# Default plans of shipped models, on tokens drawn at random.
+# Default plans of shipped models, on tokens drawn at random. Model, tokens of the vocabulary,
+# sequences, their length, steps.
+DEFAULTS=${DEFAULTS:-"gpt2_124m 50257 64 1024 8
+ampipe_base 50257 8 24576 5
+ampipe_base_dropout_0 50257 8 24576 8"}
 defaults() {
   while read -r model vocab sequences length steps; do
     "$python" - "$out/tokens.safetensors" "$vocab" "$steps" "$sequences" $((length + 1)) <<'PYTHON'
@@ -110,14 +114,12 @@ head = json.dumps({"tokens": {"dtype": "I64", "shape": shape, "data_offsets": [0
 with open(at, "wb") as file:
     file.write(len(head).to_bytes(8, "little") + head + tokens)
 PYTHON
+    rm -f "$out/program-$model.jsonl"
     "$bin/programs/$model" --gpu --data "$out/tokens.safetensors" --steps "$steps" --metrics "$out/program-$model.jsonl" \
       --rank-report "$out/program-$model-ranks.jsonl" >"$out/program-$model.log" 2>&1
     echo "$model: exit $?, $(tail -1 "$out/program-$model.jsonl")"
     rm "$out/tokens.safetensors"
-  done <<'LIST'
-gpt2_124m 50257 64 1024 8
-ampipe_base 50257 8 24576 5
-LIST
+  done <<<"$DEFAULTS"
 }
 
 # The same trainers with a process for each rank, which NCCL connects. NCCL takes one rank on a GPU

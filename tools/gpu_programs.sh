@@ -8,7 +8,8 @@
 # them (parts `programs` and `nccl`) beside PyTorch's losses, or beside those that the same trainer
 # has on this machine's processors: FOLDER/NAME.wanted.jsonl, for what changes the model or the data
 # of a golden case.
-# FOLDER/gpt2_124m and FOLDER/ampipe_base are the default plans of those models on one H200.
+# FOLDER/gpt2_124m and FOLDER/ampipe_base are the default plans of those models on one H200, as is
+# FOLDER/ampipe_base_dropout_0 of the latter without dropout.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 plan=$(realpath "$1") folder=$2
@@ -79,11 +80,18 @@ print(json.dumps(json.load(open(sys.argv[1])) | json.loads(sys.argv[2])))' "$mod
   echo "$name $case $format $ranks $flags" >>"$folder/list.txt"
 done
 
-# Shipped models as they are planned by default. Model, sequences of a step.
-while read -r model sequences; do
-  "$plan" --model "$model" --cluster dgx_h200 --gpus 1 --global-batch "$sequences" -o "$target/$model.yaml" >"$target/$model.log"
-  build "$model" "$model"
+# Shipped models as they are planned by default. Model, sequences of a step; the last has another
+# dropout than the shipped one.
+while read -r model sequences dropout; do
+  given=$model name=$model
+  if [ "$dropout" ]; then
+    name=${model}_dropout_$dropout given=$target/$name.model.yaml
+    sed "s/^dropout: .*/dropout: $dropout/; s/^name: .*/name: $name/" "models/shipped/models/$model.yaml" >"$given"
+  fi
+  "$plan" --model "$given" --cluster dgx_h200 --gpus 1 --global-batch "$sequences" -o "$target/$name.yaml" >"$target/$name.log"
+  build "$name" "$name"
 done <<'LIST'
 gpt2_124m 64
 ampipe_base 8
+ampipe_base 8 0
 LIST

@@ -26,7 +26,16 @@ fn machine() -> cuda::Gpu {
 
 /// Trains a golden case with all ranks on one GPU, each with a stream of its own.
 fn train_gpu<S: Number + Stored>(case: &str, split: &Split, steps: usize) -> Run {
-    let (program, samples, gpu) = (split.program(&model(case)), open(case), machine());
+    train_on_gpu::<S>(&machine(), case, split, steps)
+}
+
+fn train_on_gpu<S: Number + Stored>(
+    gpu: &cuda::Gpu,
+    case: &str,
+    split: &Split,
+    steps: usize,
+) -> Run {
+    let (program, samples) = (split.program(&model(case)), open(case));
     let run = |world| {
         let device = Gpu::<S>::new(gpu.fork().expect("a queue"));
         train_on(device, &program, split, steps, Some(case), &*samples, world)
@@ -56,6 +65,19 @@ fn a_sequence_and_state_that_ranks_share_in_f32() {
     for split in [Split { zero: 1, ..hybrid }, Split { zero: 3, ..zigzag }, host] {
         check("llama_gqa", &train_gpu::<f32>("llama_gqa", &split, 1));
     }
+}
+
+/// Each step brings experts other numbers of rows.
+#[test]
+fn memory_for_rows_of_experts_does_not_pile_up() {
+    let split = Split { ep: 2, dp: 2, micro_batch: 1, ..Split::default() };
+    let bytes_after = |steps| {
+        let gpu = machine();
+        train_on_gpu::<f32>(&gpu, "mixtral", &split, steps);
+        gpu.bytes_beyond_arena()
+    };
+    let [early, late] = [4, 16].map(bytes_after);
+    assert!(late * 10 <= early * 11, "{late} bytes after 16 steps, {early} after 4");
 }
 
 #[test]

@@ -7,12 +7,12 @@ use super::foreign::functions;
 use super::nccl::{Collective, DataType, Group, ID_BYTES, Id, Library, ReduceOp, Transfer};
 use super::{Gpu, GpuError};
 use cudarc::nccl::sys::{
-    cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+    cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
+    ncclUniqueId,
 };
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::{self, Debug};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// File names: in the packages of the driver or PyTorch, and in the development package.
@@ -180,7 +180,7 @@ impl Library for Shared {
         // copied.
         let result = unsafe {
             let join = self.0.functions.ncclCommInitRankConfig;
-            join(comm.place.get(), size, id, rank, &raw mut config)
+            join(comm.place.as_ptr(), size, id, rank, &raw mut config)
         };
         self.0.check("ncclCommInitRankConfig", result)?;
         Ok(Box::new(comm))
@@ -191,21 +191,20 @@ fn number(n: usize) -> Result<c_int, GpuError> {
     c_int::try_from(n).map_err(|error| failed("nccl", &error))
 }
 
+/// Memory for a group's handle.
+type Place = AtomicPtr<ncclComm>;
+
 /// A group.
 struct Comm {
     nccl: Arc<Nccl>,
-    /// Where NCCL writes the handle: at a stable address, since it may write later.
-    place: Box<UnsafeCell<ncclComm_t>>,
+    /// Where NCCL writes the handle: at a stable address, since a thread of its own writes later.
+    place: Box<Place>,
+    /// Where NCCL writes null for splits without a colour, also later.
+    unjoined: Mutex<Vec<Box<Place>>>,
     /// Held around every call, because a group takes one at a time.
     calling: Mutex<()>,
     aborted: AtomicBool,
 }
-
-// SAFETY: any thread may use an NCCL group, one at a time: a lock is held around every call. NCCL
-// writes the handle while the group is made, before any call reads it.
-unsafe impl Send for Comm {}
-// SAFETY: as above.
-unsafe impl Sync for Comm {}
 
 impl Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,7 +216,8 @@ impl Comm {
     fn new(nccl: &Arc<Nccl>) -> Self {
         Self {
             nccl: nccl.clone(),
-            place: Box::new(UnsafeCell::new(std::ptr::null_mut())),
+            place: Box::default(),
+            unjoined: Mutex::default(),
             calling: Mutex::default(),
             aborted: AtomicBool::new(false),
         }
@@ -232,9 +232,7 @@ impl Comm {
         if self.aborted.load(Ordering::Acquire) {
             return Err(failed("nccl", &"the group was given up"));
         }
-        // SAFETY: NCCL writes the handle while the group is made; callers wait for that before
-        // anything else.
-        Ok(unsafe { *self.place.get() })
+        Ok(self.place.load(Ordering::Acquire))
     }
 
     fn state(&self, comm: ncclComm_t) -> Result<bool, GpuError> {
@@ -305,18 +303,27 @@ impl Group for Comm {
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Box<dyn Group>>, GpuError> {
         // `NCCL_SPLIT_NOCOLOR`
         let (color_number, key) = (color.map_or(Ok(-1), number)?, number(key)?);
-        let (made, mut config) = (Self::new(&self.nccl), self.nccl.config());
+        let (mut made, mut config) = (Self::new(&self.nccl), self.nccl.config());
         let _one = self.lock();
         let comm = self.handle()?;
         // SAFETY: the memory for the handle lives as long as `made`, which the caller keeps until
-        // this group is ready again.
+        // this group is ready again, or as long as this group.
         let result = unsafe {
             let split = self.nccl.functions.ncclCommSplit;
-            split(comm, color_number, key, made.place.get(), &raw mut config)
+            split(comm, color_number, key, made.place.as_ptr(), &raw mut config)
         };
-        self.nccl.check("ncclCommSplit", result)?;
-        // Without a colour NCCL never writes the handle.
-        Ok(color.map(|_| Box::new(made) as Box<dyn Group>))
+        match color {
+            Some(_) => {
+                self.nccl.check("ncclCommSplit", result)?;
+                Ok(Some(Box::new(made)))
+            }
+            None => {
+                let place = std::mem::take(&mut made.place);
+                self.unjoined.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+                self.nccl.check("ncclCommSplit", result)?;
+                Ok(None)
+            }
+        }
     }
 
     fn is_ready(&self) -> Result<bool, GpuError> {
@@ -347,7 +354,7 @@ impl Group for Comm {
         }
         // SAFETY: nobody else is in a call, and none comes after it. An error cannot be handled.
         unsafe {
-            let comm = *self.place.get();
+            let comm = self.place.load(Ordering::Acquire);
             if !comm.is_null() {
                 let _ = (self.nccl.functions.ncclCommAbort)(comm);
             }
@@ -363,7 +370,7 @@ impl Drop for Comm {
         // SAFETY: nobody has it any more. A group ends by itself once all members have asked for
         // it; one that never gets ready is left to the end of the process.
         unsafe {
-            let comm = *self.place.get();
+            let comm = self.place.load(Ordering::Acquire);
             if comm.is_null() {
                 return;
             }

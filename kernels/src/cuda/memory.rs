@@ -87,18 +87,18 @@ impl Gpu {
 
     /// Uninitialised memory for `len` elements; the caller writes all of them before reading any.
     /// Builds with debug assertions fill it with NaN. When dropped it returns to this queue, which
-    /// hands it out again for requests of the same size. Another queue that used it must have been
+    /// hands it out again for requests of about the same size. Another queue that used it must have been
     /// waited for ([`Gpu::wait`], [`Memory::busy_until`]).
     ///
     /// # Errors
     /// If the device has too little free memory.
     pub fn memory<E: Element>(&self, len: usize) -> Result<Memory<E>, GpuError> {
         let bytes = (len * size_of::<E>()).next_multiple_of(ALIGNMENT);
-        let address = if len == 0 { 0 } else { self.queue.take(bytes)? };
+        let (address, bytes) = if len == 0 { (0, 0) } else { self.queue.take(bytes)? };
         let memory = Memory {
             address,
             len,
-            bytes: if len == 0 { 0 } else { bytes },
+            bytes,
             queue: Arc::clone(&self.queue),
             busy: Mutex::default(),
             recorded: self.queue.arena.session().map(|session| session.memory().clone()),
@@ -336,14 +336,12 @@ impl<E: Element> Drop for Memory<E> {
     fn drop(&mut self) {
         if self.bytes > 0 {
             let after = std::mem::take(self.busy.get_mut().unwrap_or_else(PoisonError::into_inner));
-            let block = FreeBlock { address: self.address, after };
+            let block = FreeBlock { address: self.address, bytes: self.bytes, after };
             match (self.queue.arena.session(), &self.recorded) {
-                (Some(session), of) => {
-                    session.take_back(&self.queue, self.bytes, block, of.as_ref());
-                }
+                (Some(session), of) => session.take_back(&self.queue, block, of.as_ref()),
                 // Stays reserved for as long as the recording may be replayed.
                 (None, Some(_)) => {}
-                (None, None) => self.queue.give(self.bytes, block),
+                (None, None) => self.queue.give(block),
             }
         }
     }

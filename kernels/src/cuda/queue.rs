@@ -1,17 +1,39 @@
 //! A queue of a device, its memory, and the handling of both while a step is recorded.
 
 use super::driver::{Driver, Event, GpuError};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A queue, and the memory returned to it, by size. Returned memory is handed out again, oldest
-/// first, without waiting on the host: the queue's later work runs after the events up to which
-/// other queues use the memory.
+/// The largest block that serves a request of so many bytes. Sizes that differ from step to step, as
+/// the rows of an expert, would otherwise each get a block of their own.
+fn large_enough(bytes: usize) -> usize {
+    bytes + bytes / 4
+}
+
+/// Free blocks by size, the oldest of a size first.
+type FreeBlocks = BTreeMap<usize, VecDeque<FreeBlock>>;
+
+/// Takes a free block: the smallest of those that hold `bytes` and not more than `most`.
+fn smallest(free: &mut FreeBlocks, bytes: usize, most: usize) -> Option<FreeBlock> {
+    let (&size, blocks) = free.range_mut(bytes..=most).next()?;
+    let block = blocks.pop_front();
+    if blocks.is_empty() {
+        free.remove(&size);
+    }
+    block
+}
+
+fn put(free: &mut FreeBlocks, block: FreeBlock) {
+    free.entry(block.bytes).or_default().push_back(block);
+}
+
+/// A queue, and the memory returned to it. Returned memory is handed out again without waiting on
+/// the host: the queue's later work runs after the events up to which other queues use the memory.
 #[derive(Debug)]
 pub(super) struct Queue {
     // Field order: memory is released before its device.
-    free: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
+    free: Mutex<FreeBlocks>,
     pub arena: Arc<Arena>,
     pub driver: Arc<dyn Driver>,
     /// Number of the queue; unique on its device.
@@ -24,6 +46,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 pub(super) struct FreeBlock {
     pub address: u64,
+    pub bytes: usize,
     /// Events after which other queues no longer use it.
     pub after: Vec<Event>,
 }
@@ -31,8 +54,8 @@ pub(super) struct FreeBlock {
 /// One large allocation that buffers are cut from; requests beyond it are allocated one by one.
 #[derive(Debug)]
 pub(super) struct Arena {
-    // Blocks returned by queues that no longer exist, by size.
-    spare: Mutex<HashMap<usize, VecDeque<FreeBlock>>>,
+    // Blocks returned by queues that no longer exist.
+    spare: Mutex<FreeBlocks>,
     driver: Arc<dyn Driver>,
     space: Mutex<ArenaSpace>,
     /// Next number of a queue or recording.
@@ -128,9 +151,9 @@ impl Arena {
     }
 
     /// Adds a block that any queue may take.
-    pub fn spare(&self, bytes: usize, block: FreeBlock) {
+    pub fn spare(&self, block: FreeBlock) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.entry(bytes).or_default().push_back(block);
+        put(&mut spare, block);
     }
 
     /// An event after all replays so far.
@@ -177,28 +200,38 @@ impl Queue {
         Ok(&*self.driver)
     }
 
-    /// The oldest free block of this size, of this queue or of queues that no longer exist.
-    pub fn first_free(&self, bytes: usize) -> Option<FreeBlock> {
-        let first = |of: &Mutex<HashMap<usize, VecDeque<FreeBlock>>>| {
-            let mut free = of.lock().unwrap_or_else(PoisonError::into_inner);
-            free.get_mut(&bytes).and_then(VecDeque::pop_front)
+    /// A free block for `bytes`, of this queue or of queues that no longer exist.
+    fn first_free(&self, bytes: usize, most: usize) -> Option<FreeBlock> {
+        let of = |free: &Mutex<FreeBlocks>| {
+            smallest(&mut free.lock().unwrap_or_else(PoisonError::into_inner), bytes, most)
         };
-        first(&self.free).or_else(|| first(&self.arena.spare))
+        of(&self.free).or_else(|| of(&self.arena.spare))
     }
 
-    pub fn give(&self, bytes: usize, block: FreeBlock) {
+    /// A free block, or new memory; if the device has none left, any free block that is large
+    /// enough.
+    fn block(&self, bytes: usize) -> Result<FreeBlock, GpuError> {
+        if let Some(block) = self.first_free(bytes, large_enough(bytes)) {
+            return Ok(block);
+        }
+        match self.arena.cut(bytes) {
+            Ok(address) => Ok(FreeBlock { address, bytes, after: Vec::new() }),
+            Err(error) => self.first_free(bytes, usize::MAX).ok_or(error),
+        }
+    }
+
+    pub fn give(&self, block: FreeBlock) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry(bytes).or_default().push_back(block);
+        put(&mut free, block);
     }
 
-    pub fn take(&self, bytes: usize) -> Result<u64, GpuError> {
+    /// Memory for `bytes`, ready for this queue's next work: its address and size.
+    pub fn take(&self, bytes: usize) -> Result<(u64, usize), GpuError> {
         if let Some(session) = self.arena.session() {
             session.join(self)?;
             return session.take(self, bytes);
         }
-        let Some(FreeBlock { address, after }) = self.first_free(bytes) else {
-            return self.arena.cut(bytes);
-        };
+        let FreeBlock { address, bytes, after } = self.block(bytes)?;
         if after.iter().any(Event::is_recorded)
             && let Some(replayed) = self.arena.replayed()?
         {
@@ -206,7 +239,7 @@ impl Queue {
         }
         let waited = |event: &&Event| !event.is_recorded() && !event.is_complete();
         after.iter().filter(waited).try_for_each(|event| self.driver.wait(event))?;
-        Ok(address)
+        Ok((address, bytes))
     }
 }
 
@@ -244,8 +277,8 @@ pub(super) struct RecordingSession {
 /// Memory reserved for a recording as long as it may be replayed.
 #[derive(Debug)]
 pub(super) struct RecordedMemory {
-    /// Blocks returned during the recording, by queue and size.
-    free: Mutex<HashMap<(u64, usize), VecDeque<FreeBlock>>>,
+    /// Blocks returned during the recording, by queue.
+    free: Mutex<HashMap<u64, FreeBlocks>>,
     /// All blocks: size and address.
     blocks: Mutex<Vec<(usize, u64)>>,
     arena: Weak<Arena>,
@@ -259,7 +292,7 @@ impl Drop for RecordedMemory {
         let after: Vec<Event> = self.origin.record().into_iter().collect();
         let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (bytes, address) in blocks.drain(..) {
-            arena.spare(bytes, FreeBlock { address, after: after.clone() });
+            arena.spare(FreeBlock { address, bytes, after: after.clone() });
         }
     }
 }
@@ -292,41 +325,33 @@ impl RecordingSession {
     }
 
     /// A block for a queue: one that it returned during the recording, otherwise a free or new one.
-    pub fn take(&self, queue: &Queue, bytes: usize) -> Result<u64, GpuError> {
+    pub fn take(&self, queue: &Queue, bytes: usize) -> Result<(u64, usize), GpuError> {
         let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = free.get_mut(&(queue.number, bytes)).and_then(VecDeque::pop_front);
+        let of_queue = free.entry(queue.number).or_default();
+        let first = smallest(of_queue, bytes, large_enough(bytes));
         drop(free);
-        if let Some(FreeBlock { address, after }) = first {
+        if let Some(FreeBlock { address, bytes, after }) = first {
             // Events from before the recording are complete.
             let recorded = after.iter().filter(|event| event.is_recorded());
             recorded.into_iter().try_for_each(|event| queue.driver.wait(event))?;
-            return Ok(address);
+            return Ok((address, bytes));
         }
-        let address = match queue.first_free(bytes) {
-            Some(FreeBlock { address, .. }) => address,
-            None => queue.arena.cut(bytes)?,
-        };
+        let FreeBlock { address, bytes, .. } = queue.block(bytes)?;
         self.memory.add(bytes, address);
-        Ok(address)
+        Ok((address, bytes))
     }
 
     /// Takes a block back into the recording's memory. `of` is the recording that it belonged to so
     /// far.
-    pub fn take_back(
-        &self,
-        queue: &Queue,
-        bytes: usize,
-        block: FreeBlock,
-        of: Option<&Arc<RecordedMemory>>,
-    ) {
+    pub fn take_back(&self, queue: &Queue, block: FreeBlock, of: Option<&Arc<RecordedMemory>>) {
         match of {
-            None => self.memory.add(bytes, block.address),
+            None => self.memory.add(block.bytes, block.address),
             Some(memory) if Arc::ptr_eq(memory, &self.memory) => {}
             // It belongs to another recording, which may still be replayed.
             Some(_) => return,
         }
         let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry((queue.number, bytes)).or_default().push_back(block);
+        put(free.entry(queue.number).or_default(), block);
     }
 
     pub fn memory(&self) -> &Arc<RecordedMemory> {

@@ -33,6 +33,22 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     assert_eq!((fourth.len(), gpu.bytes_of_arena()), (200, 1536));
 }
 
+/// As the rows of experts, step after step.
+#[test]
+fn sizes_that_differ_from_step_to_step_share_memory() {
+    let gpu = emulator();
+    let mut largest = 0;
+    for step in 0..300 {
+        let lens: [usize; 4] =
+            std::array::from_fn(|n| 700_000 + (step * 7919 + n * 104_729) % 300_000);
+        largest = largest.max(lens.iter().sum());
+        let live = lens.map(|len| gpu.memory::<u8>(len).unwrap());
+        let taken = gpu.bytes_beyond_arena();
+        assert!(taken <= 2 * largest, "{taken} bytes for {largest} by step {step}");
+        drop(live);
+    }
+}
+
 #[test]
 fn unwritten_memory_is_no_number_in_debug_builds() {
     let gpu = emulator();

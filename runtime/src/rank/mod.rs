@@ -527,6 +527,7 @@ impl<D: Device> Fixed<'_, D> {
         if let Some(loads) = &self.loads {
             loads.clear();
         }
+        self.pools.begin_step();
         let p = self.spec.dropout;
         let draws = (p > 0.0).then_some(DropoutDraws { p, seed: self.seed, step: inputs.step });
         PassInputs { weights, batches: &inputs.batches, draws, pools: &self.pools }

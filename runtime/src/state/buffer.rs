@@ -6,6 +6,9 @@
 //! Collectives take buffers away and bring others, sometimes of another length. So a pool never
 //! holds more buffers of a length, in use and free together, than were in use at one time; the
 //! excess is freed.
+//!
+//! Some lengths differ from step to step, such as the rows of an expert. So a pool keeps buffers
+//! only of lengths that the step before asked for too.
 
 use crate::comm::Element;
 use crate::device::{DeviceError, Space};
@@ -22,16 +25,21 @@ struct Shelf<M> {
     used: usize,
     /// The most that were in use at one time. `free.len() + used` is never more.
     most_used: usize,
+    /// Whether this step has asked for the length.
+    asked: bool,
+    /// Whether the step before had.
+    kept: bool,
 }
 
 impl<M> Default for Shelf<M> {
     fn default() -> Self {
-        Self { free: Vec::new(), used: 0, most_used: 0 }
+        Self { free: Vec::new(), used: 0, most_used: 0, asked: false, kept: false }
     }
 }
 
 impl<M> Shelf<M> {
     fn enter(&mut self) {
+        self.asked = true;
         self.used += 1;
         self.most_used = self.most_used.max(self.used);
     }
@@ -54,10 +62,23 @@ impl<M> Shelf<M> {
         self.used -= 1;
     }
 
-    /// A buffer in use is free again.
-    fn give(&mut self, memory: M) {
+    /// A buffer in use is free again. Returns it if it is not kept.
+    fn give(&mut self, memory: M) -> Option<M> {
         self.leave();
+        if !self.kept {
+            return Some(memory);
+        }
         self.free.push(memory);
+        None
+    }
+
+    /// Begins a step; returns whether anything is left here.
+    fn begin_step(&mut self) -> bool {
+        self.kept = std::mem::take(&mut self.asked);
+        if !self.kept {
+            self.free.clear();
+        }
+        self.kept || self.used > 0
     }
 }
 
@@ -80,6 +101,14 @@ pub struct Pools<D: Space> {
 impl<D: Space> Default for Pools<D> {
     fn default() -> Self {
         Self { stored: Pool::default(), wide: Pool::default() }
+    }
+}
+
+impl<D: Space> Pools<D> {
+    /// Begins a step: frees buffers of lengths that the last step did not ask for.
+    pub fn begin_step(&self) {
+        self.stored.begin_step();
+        self.wide.begin_step();
     }
 }
 
@@ -125,6 +154,10 @@ impl<D: Space, E: Element> Pool<D, E> {
         Buffer { memory, pool: Some(self.clone()), on_host: None }
     }
 
+    fn begin_step(&self) {
+        self.shelves.borrow_mut().retain(|_, shelf| shelf.begin_step());
+    }
+
     fn on_shelf<R>(&self, len: usize, work: impl FnOnce(&mut Shelf<D::Memory<E>>) -> R) -> R {
         work(self.shelves.borrow_mut().entry(len).or_default())
     }
@@ -147,8 +180,7 @@ impl<D: Space, E: Element> Buffer<D, E> {
         Self { memory: D::empty(), pool: None, on_host: None }
     }
 
-    /// Memory that no pool takes back: of lengths that differ from step to step, a pool would keep
-    /// one buffer each.
+    /// Memory that no pool takes back.
     pub fn apart(memory: D::Memory<E>) -> Self {
         Self { memory, pool: None, on_host: None }
     }
@@ -219,7 +251,8 @@ impl<D: Space, E: Element> Buffer<D, E> {
     fn free(&mut self) {
         let memory = std::mem::replace(&mut self.memory, D::empty());
         if let Some(pool) = &self.pool {
-            pool.on_shelf(D::len(&memory), |shelf| shelf.give(memory));
+            let not_kept = pool.on_shelf(D::len(&memory), |shelf| shelf.give(memory));
+            drop(not_kept);
         }
     }
 
@@ -252,9 +285,17 @@ mod tests {
         pool.on_shelf(len, |shelf| shelf.free.len())
     }
 
+    /// A pool after a step that asked for these lengths.
+    fn used_before(lengths: &[usize]) -> TestPool {
+        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        lengths.iter().for_each(|&len| drop(pool.take(&device, len)));
+        pool.begin_step();
+        pool
+    }
+
     #[test]
     fn memory_comes_back() {
-        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        let (device, pool) = (Host::<f32>::serial(), used_before(&[5, 6]));
         let first = pool.take(&device, 5);
         let at = first.view().as_ptr();
         drop(first);
@@ -269,7 +310,7 @@ mod tests {
 
     #[test]
     fn elements_go_to_the_host_and_back() {
-        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        let (device, pool) = (Host::<f32>::serial(), used_before(&[3]));
         let mut buffer = pool.adopt(vec![1.0, 2.0, 3.0]);
         buffer.offload(&device).unwrap();
         assert_eq!((buffer.len(), buffer.bytes(), buffer.host_bytes()), (0, 0, 12));
@@ -288,8 +329,9 @@ mod tests {
     /// As in an all-gather: short buffers leave and long ones arrive, step after step.
     #[test]
     fn memory_from_elsewhere_does_not_pile_up() {
-        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        let (device, pool) = (Host::<f32>::serial(), used_before(&[4, 8]));
         for _ in 0..10 {
+            pool.begin_step();
             let gathered: Vec<_> = (0..3).map(|_| pool.adopt(vec![0.0; 8])).collect();
             drop(pool.take(&device, 4).into_memory());
             let taken = pool.take(&device, 8);
@@ -301,12 +343,28 @@ mod tests {
     /// As in an all-reduce: other memory of the same length returns.
     #[test]
     fn memory_that_comes_for_what_went_is_kept() {
-        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        let (device, pool) = (Host::<f32>::serial(), used_before(&[8]));
         drop(pool.take(&device, 8));
         drop(pool.take(&device, 8).into_memory());
         let came = pool.adopt(vec![0.0; 8]);
         let at = came.view().as_ptr();
         drop(came);
         assert_eq!(pool.take(&device, 8).view().as_ptr(), at);
+    }
+
+    /// As the rows of an expert, whose number differs between micro-batches and steps.
+    #[test]
+    fn lengths_that_differ_from_step_to_step_are_not_kept() {
+        let (device, pool) = (Host::<f32>::serial(), TestPool::default());
+        for step in 0..10 {
+            pool.begin_step();
+            for micro_batch in 0..3 {
+                drop(pool.take(&device, 100 + 10 * step + micro_batch));
+                drop(pool.take(&device, 8));
+            }
+            let kept = pool.shelves.borrow().values().map(|shelf| shelf.free.len()).sum::<usize>();
+            assert_eq!(kept, usize::from(step > 0));
+            assert!(pool.shelves.borrow().len() <= 7);
+        }
     }
 }
