@@ -7,7 +7,7 @@ mod common;
 use clap::Parser;
 use common::{Split, model, open};
 use direct::Direct;
-use models::decisions::Vocab;
+use models::decisions::{CpStyle, Vocab};
 use models::model::ModelSpec;
 use models::program::{Program, Recompute};
 use models::schedule::ScheduleName;
@@ -257,4 +257,14 @@ fn steps_are_replayed_unless_that_is_refused() {
         assert!(why.starts_with(flag.split('=').next().unwrap()), "{why}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// What is exchanged along a sequence, and shards of weights, gradients and optimizer.
+#[test]
+fn a_sequence_and_state_that_ranks_share() {
+    let zigzag = Split { cp: 2, zero: 3, micro_batch: 4, ..Split::default() };
+    let ulysses = Split { cp_style: CpStyle::Ulysses, cp_ulysses: 2, zero: 0, ..zigzag };
+    for split in [zigzag, ulysses] {
+        check("llama_gqa", &model("llama_gqa"), &split);
+    }
 }

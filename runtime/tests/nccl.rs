@@ -33,7 +33,10 @@ impl EmulatedGpus {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-machine");
         let machine = CpuEmulator::new(&folder).expect("a folder for compiled sources");
         let lagging = AsyncEmulator::new(machine.clone(), Duration::from_micros(200));
-        Self { gpu: cuda::Gpu::on(Arc::new(lagging)), library: FakeNccl::new(machine) }
+        let gpu = cuda::Gpu::on(Arc::new(lagging));
+        // Little, so that blocks are divided and joined.
+        gpu.reserve(1 << 20).expect("a megabyte");
+        Self { gpu, library: FakeNccl::new(machine) }
     }
 
     /// A queue for a rank.
@@ -483,15 +486,14 @@ fn computation_goes_on_beside_a_transfer() {
 #[test]
 fn memory_is_counted() {
     let gpus = EmulatedGpus::new();
-    gpus.gpu.reserve(2048).unwrap();
     let device = Gpu::<f32>::new(gpus.queue());
     let _within = device.zeros::<f32>(200);
     let seen = |used_bytes, beyond_bytes| {
-        Some(MemoryUse { reserved_bytes: 2048, used_bytes, beyond_bytes })
+        Some(MemoryUse { reserved_bytes: 1 << 20, used_bytes, beyond_bytes })
     };
     assert_eq!(device.memory_use(), seen(1280, 0));
-    let _beyond = device.zeros::<f32>(500);
-    assert_eq!(device.memory_use(), seen(1280, 2048));
+    let _beyond = device.zeros::<f32>(1 << 18);
+    assert_eq!(device.memory_use(), seen(1280, 1 << 20));
     assert_eq!(Host::<f32>::serial().memory_use(), None);
 }
 

@@ -101,6 +101,10 @@ impl Driver for AsyncEmulator {
         self.run_or_capture(move |emulator| emulator.fill(to, byte, bytes))
     }
 
+    fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<(), GpuError> {
+        self.run_or_capture(move |emulator| emulator.fill_words(to, word, words))
+    }
+
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         let launch = launch.clone();
         self.run_or_capture(move |emulator| emulator.launch(&launch))

@@ -206,6 +206,10 @@ impl Driver for CpuEmulator {
         })
     }
 
+    fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<(), GpuError> {
+        self.copy_in(&word.to_ne_bytes().repeat(words), to)
+    }
+
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         let planted = self.planted.as_deref();
         let text = compiled::text(launch.source(), launch.constants(), planted, self.checks);

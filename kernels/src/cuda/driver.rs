@@ -275,6 +275,12 @@ pub trait Driver: Debug + Send + Sync {
     /// As above.
     fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError>;
 
+    /// Sets every word of 4 bytes to `word`.
+    ///
+    /// # Errors
+    /// As above.
+    fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<(), GpuError>;
+
     /// Launches a kernel.
     ///
     /// # Errors

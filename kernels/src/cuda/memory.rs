@@ -44,6 +44,15 @@ impl Gpu {
         Err(GpuError::CpuOnly)
     }
 
+    /// Prepares a process for queues that wait for each other across GPUs. Call it before the first
+    /// GPU is opened and before any other thread is started, since it may set an environment
+    /// variable of the driver, `CUDA_DEVICE_MAX_CONNECTIONS`: by default all queues share 8 of
+    /// the hardware, and work behind one that waits waits too.
+    pub fn prepare_process() {
+        #[cfg(feature = "cuda")]
+        super::device::ask_for_connections();
+    }
+
     /// A queue of `driver`'s device, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
@@ -206,6 +215,21 @@ impl Gpu {
         match bytes {
             0 => Ok(()),
             _ => self.queue.driver()?.fill(to.into_address(), 0xff, bytes),
+        }
+    }
+
+    /// Sets every element, of 4 bytes.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If the type has another size.
+    pub fn set<E: Element>(&self, to: ViewMut<'_, E>, value: E) -> Result<(), GpuError> {
+        let (word, words) = (bytemuck::cast(value), to.len());
+        match words {
+            0 => Ok(()),
+            _ => self.queue.driver()?.fill_words(to.into_address(), word, words),
         }
     }
 

@@ -162,17 +162,28 @@ impl Arena {
         origin.map(|origin| origin.record()).transpose()
     }
 
-    pub fn cut(&self, bytes: usize) -> Result<u64, GpuError> {
+    /// Memory of the arena that no block was cut from yet.
+    fn cut(&self, bytes: usize) -> Option<u64> {
         let mut space = self.space();
-        if space.used + bytes <= space.size {
-            let at = space.start + space.used as u64;
-            space.used += bytes;
-            return Ok(at);
-        }
+        let at = space.start + space.used as u64;
+        let fits = space.used + bytes <= space.size;
+        space.used += if fits { bytes } else { 0 };
+        fits.then_some(at)
+    }
+
+    /// Memory beyond the arena.
+    fn allocate(&self, bytes: usize) -> Result<u64, GpuError> {
+        let mut space = self.space();
         let at = self.driver.allocate(bytes).map_err(|error| space.explain(error))?;
         space.beyond.push(at);
         space.beyond_bytes += bytes;
         Ok(at)
+    }
+
+    /// Whether a block lies in the arena.
+    fn holds(&self, block: &FreeBlock) -> bool {
+        let space = self.space();
+        (space.start..space.start + space.size as u64).contains(&block.address)
     }
 }
 
@@ -208,16 +219,79 @@ impl Queue {
         of(&self.free).or_else(|| of(&self.arena.spare))
     }
 
-    /// A free block, or new memory; if the device has none left, any free block that is large
-    /// enough.
+    /// A free block of about the size, or new memory of the arena. Once the arena is full: a part
+    /// of a larger free block, or of neighbours that are free; memory beyond the arena; and if
+    /// the device has none left, any free block that is large enough.
     fn block(&self, bytes: usize) -> Result<FreeBlock, GpuError> {
         if let Some(block) = self.first_free(bytes, large_enough(bytes)) {
             return Ok(block);
         }
-        match self.arena.cut(bytes) {
+        if let Some(address) = self.arena.cut(bytes) {
+            return Ok(FreeBlock { address, bytes, after: Vec::new() });
+        }
+        if let Some(block) = self.part_of_arena(bytes) {
+            return Ok(block);
+        }
+        match self.arena.allocate(bytes) {
             Ok(address) => Ok(FreeBlock { address, bytes, after: Vec::new() }),
             Err(error) => self.first_free(bytes, usize::MAX).ok_or(error),
         }
+    }
+
+    /// Part of the smallest free block of the arena that is large enough, after joining neighbours
+    /// if there is none.
+    fn part_of_arena(&self, bytes: usize) -> Option<FreeBlock> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let large = |free: &FreeBlocks| {
+            let mut sizes = free.range(bytes..);
+            sizes
+                .find(|(_, blocks)| blocks.iter().any(|block| self.arena.holds(block)))
+                .map(|(&size, _)| size)
+        };
+        let size = large(&free).or_else(|| {
+            let mut spare = self.arena.spare.lock().unwrap_or_else(PoisonError::into_inner);
+            self.join_neighbours(&mut free, &mut spare);
+            large(&free)
+        })?;
+        let blocks = free.get_mut(&size)?;
+        let place = blocks.iter().position(|block| self.arena.holds(block))?;
+        let block = blocks.remove(place)?;
+        if blocks.is_empty() {
+            free.remove(&size);
+        }
+        let FreeBlock { address, after, .. } = block;
+        if size > bytes {
+            let rest = address + bytes as u64;
+            put(&mut free, FreeBlock { address: rest, bytes: size - bytes, after: after.clone() });
+        }
+        Some(FreeBlock { address, bytes, after })
+    }
+
+    /// Joins free blocks of the arena that lie side by side; spare ones become this queue's.
+    fn join_neighbours(&self, free: &mut FreeBlocks, spare: &mut FreeBlocks) {
+        let mut of_arena: Vec<FreeBlock> = Vec::new();
+        for blocks in free.values_mut().chain(spare.values_mut()) {
+            let (inside, outside): (Vec<_>, Vec<_>) =
+                blocks.drain(..).partition(|block| self.arena.holds(block));
+            *blocks = outside.into();
+            of_arena.extend(inside);
+        }
+        free.retain(|_, blocks| !blocks.is_empty());
+        spare.retain(|_, blocks| !blocks.is_empty());
+        of_arena.sort_by_key(|block| block.address);
+        let joined =
+            of_arena.into_iter().fold(Vec::new(), |mut joined: Vec<FreeBlock>, mut next| {
+                next.after.retain(|event| event.is_recorded() || !event.is_complete());
+                match joined.last_mut() {
+                    Some(last) if last.address + last.bytes as u64 == next.address => {
+                        last.bytes += next.bytes;
+                        last.after.append(&mut next.after);
+                    }
+                    _ => joined.push(next),
+                }
+                joined
+            });
+        joined.into_iter().for_each(|block| put(free, block));
     }
 
     pub fn give(&self, block: FreeBlock) {

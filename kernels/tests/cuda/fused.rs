@@ -79,6 +79,9 @@ impl Driver for Fusing {
     fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<(), GpuError> {
         self.emulator.fill(to, byte, bytes)
     }
+    fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<(), GpuError> {
+        self.emulator.fill_words(to, word, words)
+    }
     fn launch(&self, launch: &Launch) -> Result<(), GpuError> {
         self.own.fetch_add(1, Ordering::Relaxed);
         wait(match launch.kernel() {

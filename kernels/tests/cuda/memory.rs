@@ -33,19 +33,25 @@ fn memory_is_cut_from_the_arena_and_comes_back() {
     assert_eq!((fourth.len(), gpu.bytes_of_arena()), (200, 1536));
 }
 
-/// As the rows of experts, step after step.
+/// As the rows of experts, step after step. Blocks are as many as in a layer, and come back in
+/// another order.
 #[test]
 fn sizes_that_differ_from_step_to_step_share_memory() {
-    let gpu = emulator();
-    let mut largest = 0;
+    let (gpu, largest) = (emulator(), 6_000_000);
+    gpu.reserve(largest * 3 / 2).unwrap();
     for step in 0..300 {
-        let lens: [usize; 4] =
-            std::array::from_fn(|n| 700_000 + (step * 7919 + n * 104_729) % 300_000);
-        largest = largest.max(lens.iter().sum());
-        let live = lens.map(|len| gpu.memory::<u8>(len).unwrap());
-        let taken = gpu.bytes_beyond_arena();
-        assert!(taken <= 2 * largest, "{taken} bytes for {largest} by step {step}");
-        drop(live);
+        let len = |n: usize| 1 + (step * 7919 + n * n * 104_729) % (largest / 6);
+        let mut live: Vec<_> = (0..6).map(|n| gpu.memory::<u8>(len(n)).unwrap()).collect();
+        // Memory in use keeps its contents.
+        for (n, memory) in live.iter_mut().enumerate() {
+            gpu.copy_in(&vec![n as u8; memory.len()], memory.view_mut()).unwrap();
+        }
+        for (n, memory) in live.iter().enumerate() {
+            let held = gpu.download(memory.view()).unwrap();
+            assert!(held.iter().all(|&byte| byte == n as u8), "block {n} of step {step}");
+        }
+        assert_eq!(gpu.bytes_beyond_arena(), 0, "in step {step}");
+        live.swap(step % 6, (step / 6) % 6);
     }
 }
 

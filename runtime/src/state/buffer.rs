@@ -331,12 +331,12 @@ mod tests {
     fn memory_from_elsewhere_does_not_pile_up() {
         let (device, pool) = (Host::<f32>::serial(), used_before(&[4, 8]));
         for _ in 0..10 {
-            pool.begin_step();
             let gathered: Vec<_> = (0..3).map(|_| pool.adopt(vec![0.0; 8])).collect();
             drop(pool.take(&device, 4).into_memory());
             let taken = pool.take(&device, 8);
             drop((gathered, taken));
             assert_eq!((free(&pool, 8), free(&pool, 4)), (4, 0));
+            pool.begin_step();
         }
     }
 

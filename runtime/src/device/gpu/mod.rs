@@ -140,6 +140,8 @@ impl<S: Number + cuda::Stored> Space for Gpu<S> {
         call!(self, [to], |gpu| match (zero, nothing) {
             (true, _) => gpu.zero(to),
             (_, true) => gpu.ones(to),
+            _ if size_of::<E>() == 4 => gpu.set(to, value),
+            // A step that does this cannot be recorded.
             _ => gpu.copy_in(&vec![value; to.len()], to),
         });
     }
