@@ -22,7 +22,7 @@
 #define QK_STRIDE (QK_DIM + 8)
 #define V_STRIDE (V_DIM + 8)
 #define WIDE (QK_DIM > 192 || V_DIM > 192 || QK_DIM + V_DIM > 320)
-#define KEYS (WIDE ? 16 : DROPOUT ? 32 : 64)  // dropout takes registers, too
+#define KEYS (WIDE ? 16 : 64)
 #define KEYS_BACKWARD (QK_DIM > 128 || V_DIM > 128 ? 16 : 32)
 #define QUERIES_BACKWARD 16
 
@@ -145,6 +145,60 @@ struct Factors {
 // ahead than registers can hold.
 #define STEPS(dim) (WIDE ? 1 : (dim) / 16)
 
+// Which of a lane's probabilities are kept: bit 4 tile + i of element i of a tile, for TILES tiles
+// of the warp's 16 rows from `row` on and 8 keys each from `key` on. A group of random words is for
+// four keys, which two lanes hold: the even one draws for its upper row, the odd one for its lower.
+template <int TILES>
+__device__ __forceinline__ u32 kept_by_row(Dropped& dropped, const Lengths& lengths, int row, int key) {
+  u32 bits = 0;
+  if (!dropped.in_groups(lengths)) {
+#pragma unroll 1  // seldom, and long
+    for (int at = 0; at < 4 * TILES; ++at) {
+      const int i = at % 4, query = row + lane() / 4 + i / 2 * 8, to = key + at / 4 * 8 + lane() % 4 * 2 + i % 2;
+      bits |= static_cast<u32>(dropped.keeps(lengths, query, to)) << at;
+    }
+    return bits;
+  }
+  const bool odd = lane() % 2 == 1;
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+    const int query = row + lane() / 4 + (odd ? 8 : 0), to = key + tile * 8 + lane() % 4 / 2 * 4;
+    bits |= dropped.keeps_four(lengths, query, to) << 4 * tile;
+  }
+  const u32 other = __shfl_xor_sync(0xffffffffu, bits, 1);
+  const u32 upper = (odd ? other >> 2 : bits) & 0x33333333u, lower = (odd ? bits >> 2 : other) & 0x33333333u;
+  return upper | lower << 2;
+}
+
+// The same where rows are 16 keys from `key` on and columns 16 queries from `query` on. Four lanes
+// hold the keys of a group: each draws for two queries.
+__device__ __forceinline__ u32 kept_by_column(Dropped& dropped, const Lengths& lengths, int query, int key) {
+  u32 bits = 0;
+  if (!dropped.in_groups(lengths)) {
+#pragma unroll 1  // as above
+    for (int at = 0; at < 8; ++at) {
+      const int i = at % 4, of = query + at / 4 * 8 + lane() % 4 * 2 + i % 2, to = key + lane() / 4 + i / 2 * 8;
+      bits |= static_cast<u32>(dropped.keeps(lengths, of, to)) << at;
+    }
+    return bits;
+  }
+  const int number = lane() / 4 % 4, half = number / 2, tile = number % 2;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int of = query + tile * 8 + lane() % 4 * 2 + j, to = key + lane() / 16 * 4 + half * 8;
+    bits |= dropped.keeps_four(lengths, of, to) << (8 * number + 4 * j);
+  }
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+  bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+  u32 own = 0;
+#pragma unroll
+  for (int at = 0; at < 8; ++at) {
+    const int i = at % 4;
+    own |= (bits >> (8 * (i / 2 * 2 + at / 4) + 4 * (i % 2) + number) & 1) << at;
+  }
+  return own;
+}
+
 // Stores a pair of a gradient, or adds it to the old values.
 __device__ __forceinline__ void put_pair(stored* to, float low, float high, int accumulate) {
   u32* at = reinterpret_cast<u32*>(to);
@@ -231,13 +285,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     if (DROPOUT) {
       Dropped dropped = DROPPED(head);
+      const u32 kept = kept_by_row<KEYS / 8>(dropped, lengths, own, start);
 #pragma unroll
       for (int tile = 0; tile < KEYS / 8; ++tile) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
-          scores[tile][i] *= dropped.at(lengths, row, key);
-        }
+        for (int i = 0; i < 4; ++i) scores[tile][i] *= dropped.factor_of(kept, 4 * tile + i);
       }
     }
 #pragma unroll
@@ -325,13 +377,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
     }
     Dropped dropped = DROPPED(head);
+    const u32 kept = DROPOUT ? kept_by_row<KEYS_BACKWARD / 8>(dropped, lengths, own, start) : 0;
 #pragma unroll
     for (int tile = 0; tile < KEYS_BACKWARD / 8; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = own + lane() / 4 + i / 2 * 8, key = start + tile * 8 + lane() % 4 * 2 + i % 2;
         float slope;
-        if (DROPOUT) changes[tile][i] *= dropped.at(lengths, row, key);
+        if (DROPOUT) changes[tile][i] *= dropped.factor_of(kept, 4 * tile + i);
         const float p = expf(score(scores[tile][i], slope) - log_sum[i / 2]);
         const float ds = p * (changes[tile][i] - shift[i / 2]) * slope * static_cast<float>(SCALE);
         scores[tile][i] = lengths.visible(row, key) ? ds : 0.0f;
@@ -416,6 +469,7 @@ __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyV
         multiply(changes[1], a, b[2], b[3]);
       }
       Dropped dropped = DROPPED(head);
+      const u32 bits = DROPOUT ? kept_by_column(dropped, lengths, start, own) : 0;
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -425,7 +479,7 @@ __device__ __forceinline__ void key_value_block(KeyValueTiles& tiles, const KeyV
           const u64 at = (batch * Q_HEADS + head) * queries + query;
           float slope;
           const float p = seen ? expf(score(scores[tile][i], slope) - of.lse[at]) : 0.0f;
-          const float kept = DROPOUT ? dropped.at(lengths, query, key) : 1.0f;
+          const float kept = DROPOUT ? dropped.factor_of(bits, 4 * tile + i) : 1.0f;
           const float change = kept * changes[tile][i] - (seen ? of.delta[at] : 0.0f);
           changes[tile][i] = seen ? p * change * slope * static_cast<float>(SCALE) : 0.0f;
           scores[tile][i] = p * kept;

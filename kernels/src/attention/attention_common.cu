@@ -53,11 +53,30 @@ struct Dropped {
   u64 total_len;
   Draws draws;
 
+  __device__ __forceinline__ u64 index(const Lengths& lengths, int query, int key) const {
+    return first + static_cast<u64>(lengths.query_offset + query) * total_len + lengths.key_offset + key;
+  }
+  // Whether four keys from a multiple of four on, of any query, have the words of one group.
+  __device__ __forceinline__ bool in_groups(const Lengths& lengths) const {
+    return total_len % 4 == 0 && lengths.key_offset % 4 == 0;
+  }
+  // Whether the probability is kept.
+  __device__ __forceinline__ bool keeps(const Lengths& lengths, int query, int key) {
+    return draws.word(index(lengths, query, key)) >= threshold;
+  }
+  // The same of four keys of one group, as bits.
+  __device__ __forceinline__ u32 keeps_four(const Lengths& lengths, int query, int key) {
+    draws.draw(index(lengths, query, key) / 4);
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits |= static_cast<u32>(draws.words[i] >= threshold) << i;
+    return bits;
+  }
   // The factor of the probability.
   __device__ __forceinline__ float at(const Lengths& lengths, int query, int key) {
-    const u64 row = first + static_cast<u64>(lengths.query_offset + query) * total_len;
-    return draws.word(row + lengths.key_offset + key) >= threshold ? factor : 0.0f;
+    return keeps(lengths, query, key) ? factor : 0.0f;
   }
+  __device__ __forceinline__ float factor_of(u32 bits, int bit) const { return bits >> bit & 1 ? factor : 0.0f; }
 };
 
 #define DROPPED(head)                                                                                              \

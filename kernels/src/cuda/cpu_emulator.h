@@ -398,6 +398,10 @@ inline float __shfl_xor_sync(unsigned, float value, int away) {
   return other;
 }
 
+inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, int away) {
+  return __float_as_uint(__shfl_xor_sync(mask, __uint_as_float(value), away));
+}
+
 inline float __shfl_sync(unsigned, float value, int lane) {
   const unsigned own = emulator::current;
   emulator::shuffled[own] = value;

@@ -251,15 +251,18 @@ struct Draws {
   __device__ __forceinline__ Draws(u64 seed, u32 tensor, u32 step)
       : seed(seed), tensor(tensor), step(step), group(~0ull) {}
 
+  // Sets the words of draws 4 number to 4 number + 3.
+  __device__ __forceinline__ void draw(u64 number) {
+    group = number;
+    words[0] = static_cast<u32>(group);
+    words[1] = static_cast<u32>(group >> 32);
+    words[2] = tensor;
+    words[3] = step;
+    philox(words, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+  }
+
   __device__ __forceinline__ u32 word(u64 at) {
-    if (at / 4 != group) {
-      group = at / 4;
-      words[0] = static_cast<u32>(group);
-      words[1] = static_cast<u32>(group >> 32);
-      words[2] = tensor;
-      words[3] = step;
-      philox(words, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
-    }
+    if (at / 4 != group) draw(at / 4);
     // A select instead of an index: registers cannot be indexed at run time.
     const u32 lane = static_cast<u32>(at % 4);
     return lane == 0 ? words[0] : lane == 1 ? words[1] : lane == 2 ? words[2] : words[3];

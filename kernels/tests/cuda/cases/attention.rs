@@ -62,18 +62,24 @@ pub fn wide_attention(gpu: &Gpu) {
 
 /// With dropout, for a part in the middle of the global tensor.
 fn dropped(a: Attention) -> Attention {
+    dropped_of(1 << 17, a)
+}
+
+fn dropped_of(total_len: u64, a: Attention) -> Attention {
     let stream = Stream { seed: 42, tensor: 3, step: 5 };
     let dropout = Some(ProbabilityDropout {
         dropout: Dropout { p: 0.25, stream },
         batch_offset: 3,
         head_offset: 4,
         total_heads: 12,
-        total_len: 1 << 17,
+        total_len,
     });
     Attention { dropout, ..a }
 }
 
 pub fn attention_with_dropout(gpu: &Gpu) {
+    // Random words come in groups of four; here rows begin within a group.
+    check_attention::<bf16>(gpu, &dropped_of((1 << 17) + 1, heads(70, 70, 32, 32)));
     check_attention::<bf16>(gpu, &dropped(heads(70, 70, 32, 32)));
     check_attention::<bf16>(
         gpu,
