@@ -3,7 +3,8 @@
 #
 #   tools/gpu_all.sh [--bin DIR] [--out DIR] [--on-cpu] PART...
 #
-# Parts: versions test golden programs defaults nccl bench steps kernels torch turns beside calibrate sanitize.
+# Parts: versions test golden programs defaults nccl bench steps kernels torch turns beside
+# calibrate sanitize.
 # `make gpu-pack` builds the programs that it calls into one folder; it needs neither cargo nor a
 # network. Each part writes to the output folder as figures come, so a part that is cut short keeps
 # what it has.

@@ -200,6 +200,7 @@ struct Comm {
     /// Where NCCL writes the handle: at a stable address, since a thread of its own writes later.
     place: Box<Place>,
     /// Where NCCL writes null for splits without a colour, also later.
+    #[allow(clippy::vec_box)] // the addresses must stay
     unjoined: Mutex<Vec<Box<Place>>>,
     /// Held around every call, because a group takes one at a time.
     calling: Mutex<()>,

@@ -96,8 +96,8 @@ impl Gpu {
 
     /// Uninitialised memory for `len` elements; the caller writes all of them before reading any.
     /// Builds with debug assertions fill it with NaN. When dropped it returns to this queue, which
-    /// hands it out again for requests of about the same size. Another queue that used it must have been
-    /// waited for ([`Gpu::wait`], [`Memory::busy_until`]).
+    /// hands it out again for requests of about the same size. Another queue that used it must have
+    /// been waited for ([`Gpu::wait`], [`Memory::busy_until`]).
     ///
     /// # Errors
     /// If the device has too little free memory.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The largest block that serves a request of so many bytes. Sizes that differ from step to step, as
-/// the rows of an expert, would otherwise each get a block of their own.
+/// The largest block that serves a request of so many bytes. Sizes that differ from step to step,
+/// as the rows of an expert, would otherwise each get a block of their own.
 fn large_enough(bytes: usize) -> usize {
     bytes + bytes / 4
 }
