@@ -50,12 +50,11 @@ functions! {
     ncclRecv(to: *mut c_void, count: usize, of: ncclDataType_t, from: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
 }
 
-/// The loaded library, kept while anything of it lives.
+/// The loaded library. It stays until the process ends: its threads may outlive its groups.
 struct Nccl {
     functions: Functions,
     name: &'static str,
     version: c_int,
-    _library: libloading::Library,
 }
 
 impl Debug for Nccl {
@@ -83,13 +82,14 @@ pub(super) fn open() -> Result<Arc<dyn Library>, GpuError> {
             advice: "install NVIDIA's NCCL (Debian's libnccl2, pip's nvidia-nccl-cu12)",
         });
     };
+    let library = Box::leak(Box::new(library));
     // SAFETY: it was opened under NCCL's name.
-    let functions = unsafe { Functions::of(&library) };
+    let functions = unsafe { Functions::of(library) };
     let functions = functions.map_err(|error| failed("dlsym", &error))?;
     let mut version: c_int = 0;
     // SAFETY: writes one number.
     let result = unsafe { (functions.ncclGetVersion)(&raw mut version) };
-    let nccl = Nccl { functions, name, version, _library: library };
+    let nccl = Nccl { functions, name, version };
     nccl.check("ncclGetVersion", result)?;
     if version < OLDEST {
         let what = format!("{}; valid: {} or later", named(version, name), named(OLDEST, name));
@@ -365,16 +365,17 @@ impl Group for Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        if self.aborted.load(Ordering::Acquire) {
+        let comm = *self.place.get_mut();
+        if comm.is_null() || self.aborted.load(Ordering::Acquire) {
+            // A group that never got ready, and NCCL may still write.
+            let mut unjoined = self.unjoined.lock().unwrap_or_else(PoisonError::into_inner);
+            Box::leak(std::mem::take(&mut self.place));
+            unjoined.drain(..).for_each(|place| _ = Box::leak(place));
             return;
         }
         // SAFETY: nobody has it any more. A group ends by itself once all members have asked for
-        // it; one that never gets ready is left to the end of the process.
+        // it.
         unsafe {
-            let comm = self.place.load(Ordering::Acquire);
-            if comm.is_null() {
-                return;
-            }
             let _ = (self.nccl.functions.ncclCommFinalize)(comm);
             let begun = std::time::Instant::now();
             while let Ok(false) = self.state(comm) {
