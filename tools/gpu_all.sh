@@ -134,7 +134,7 @@ nccl_one() {
   meeting=$(mktemp -d)/meeting begun=$(date +%s)
   rm -f "$out/program-$as.jsonl"
   export WORLD_SIZE=$ranks LOCAL_WORLD_SIZE=$ranks LOCAL_RANK=0 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-  export NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
+  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
   started=()
   for ((rank = ranks - 1; rank >= 0; rank--)); do
     RANK=$rank NCCL_HOSTID=host$rank timeout -k 5 "${NCCL_S:-60}" bash -c \

@@ -28,19 +28,6 @@ const PINNED_BYTES: usize = 4 << 20;
 /// Oldest driver, by the CUDA it is for: 12.8 is the first with `cuEventElapsedTime_v2`.
 const OLDEST_DRIVER: c_int = 12_080;
 
-/// The driver's variable for the number of hardware queues of a context, and the most it takes.
-/// Streams beyond them share a queue, in which one that waits holds up the others.
-const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-
-/// Asks for as many hardware queues as there are, unless the user's environment says how many.
-pub(super) fn ask_for_connections() {
-    let (variable, most) = CONNECTIONS;
-    if std::env::var_os(variable).is_none() {
-        // SAFETY: the caller has no other thread yet, which alone could read the environment.
-        unsafe { std::env::set_var(variable, most) };
-    }
-}
-
 /// Opens a GPU: a context of its own, and a stream in it.
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
     // SAFETY: asks the loader whether the library can be opened.

@@ -365,7 +365,7 @@ impl Group for Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        let comm = *self.place.get_mut();
+        let comm = self.place.load(Ordering::Acquire);
         if comm.is_null() || self.aborted.load(Ordering::Acquire) {
             // A group that never got ready, and NCCL may still write.
             let mut unjoined = self.unjoined.lock().unwrap_or_else(PoisonError::into_inner);

@@ -44,15 +44,6 @@ impl Gpu {
         Err(GpuError::CpuOnly)
     }
 
-    /// Prepares a process for queues that wait for each other across GPUs. Call it before the first
-    /// GPU is opened and before any other thread is started, since it may set an environment
-    /// variable of the driver, `CUDA_DEVICE_MAX_CONNECTIONS`: by default all queues share 8 of
-    /// the hardware, and work behind one that waits waits too.
-    pub fn prepare_process() {
-        #[cfg(feature = "cuda")]
-        super::device::ask_for_connections();
-    }
-
     /// A queue of `driver`'s device, without an arena.
     #[must_use]
     pub fn on(driver: Arc<dyn Driver>) -> Self {
@@ -364,7 +355,7 @@ impl<E: Element> Drop for Memory<E> {
             match (self.queue.arena.session(), &self.recorded) {
                 (Some(session), of) => session.take_back(&self.queue, block, of.as_ref()),
                 // Stays reserved for as long as the recording may be replayed.
-                (None, Some(_)) => {}
+                (None, Some(memory)) => memory.until(block.after),
                 (None, None) => self.queue.give(block),
             }
         }

@@ -355,6 +355,8 @@ pub(super) struct RecordedMemory {
     free: Mutex<HashMap<u64, FreeBlocks>>,
     /// All blocks: size and address.
     blocks: Mutex<Vec<(usize, u64)>>,
+    /// Events until which queues use blocks besides the replays.
+    used: Mutex<Vec<Event>>,
     arena: Weak<Arena>,
     origin: Arc<dyn Driver>,
 }
@@ -363,7 +365,11 @@ impl Drop for RecordedMemory {
     /// Returns all blocks to the arena, to be used after the last replay.
     fn drop(&mut self) {
         let Some(arena) = self.arena.upgrade() else { return };
-        let after: Vec<Event> = self.origin.record().into_iter().collect();
+        let mut after = std::mem::take(self.used.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // Another recording began on an idle device, after the last replay.
+        if arena.session().is_none() {
+            after.extend(self.origin.record());
+        }
         let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (bytes, address) in blocks.drain(..) {
             arena.spare(FreeBlock { address, bytes, after: after.clone() });
@@ -377,6 +383,7 @@ impl RecordingSession {
         let memory = RecordedMemory {
             free: Mutex::default(),
             blocks: Mutex::default(),
+            used: Mutex::default(),
             arena: Arc::downgrade(arena),
             origin: origin.clone(),
         };
@@ -434,6 +441,11 @@ impl RecordingSession {
 }
 
 impl RecordedMemory {
+    /// Notes that queues use blocks until these events.
+    pub fn until(&self, events: Vec<Event>) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).extend(events);
+    }
+
     fn add(&self, bytes: usize, address: u64) {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).push((bytes, address));
     }

@@ -41,6 +41,10 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     say(&format!("starting {}", in_words(args, ranks(&plan))));
     let with_flags = |mut command: Command| {
         command.args(args.gpu.then_some("--gpu")).args(&args.flags);
+        let (variable, most) = CONNECTIONS;
+        if args.gpu && std::env::var_os(variable).is_none() {
+            command.env(variable, most);
+        }
         command
     };
     let (commands, help) = match args.processes {
@@ -50,6 +54,10 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     };
     run_all(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
 }
+
+/// The driver's variable for the number of hardware queues of a process, and the most it takes. By
+/// default all streams share 8, in which one that waits for another rank holds up others.
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 const MPIRUN: &str = "--mpi needs mpirun on the PATH (Debian: apt-get install openmpi-bin)";
 const REBUILD: &str = "build the trainer anew";

@@ -62,9 +62,6 @@ fn exit_code(error: &Error) -> u8 {
 
 fn start<T: TrainedDtype<S>, S: Sync>(stages: &S, flags: &Flags) -> Result<(), Error> {
     flags.check()?;
-    if flags.gpu.is_some() {
-        cuda::Gpu::prepare_process();
-    }
     let patience = Duration::from_secs(flags.time_limit_s);
     let interrupt = Interrupt::listen(patience)?;
     let place = launcher::discover(|name| std::env::var(name).ok())?;

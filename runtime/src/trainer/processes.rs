@@ -14,6 +14,9 @@ use crate::launch::launcher::{self, ProcessPlace};
 use kernels::cuda;
 use std::net::ToSocketAddrs;
 
+/// The driver's variable for the number of hardware queues of a process; 32 is the most.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 /// Trains as one of several processes.
 pub(super) fn train<T: TrainedDtype<S>, S: Sync>(
     job: Job<'_, S>,
@@ -136,6 +139,12 @@ fn on_gpus<S>(
     if control.rank() == 0 {
         let (ranks, version) = (control.size(), library.version());
         eprintln!("{ranks} ranks on GPUs of their own ({}), {version}", gpu.properties().name);
+        if std::env::var_os(CONNECTIONS).is_none() {
+            say(&format!(
+                "warning: {CONNECTIONS} is not set: the driver puts all streams of a rank into 8 hardware queues, where \
+                 one that waits for another rank holds up others; set it to 32 for all ranks, as plan launch does"
+            ));
+        }
     }
     let queue =
         gpu.fork().map_err(|error| crate::comm::CommError::Device(DeviceError::from(error)))?;

@@ -80,6 +80,10 @@ fn dropped_of(total_len: u64, a: Attention) -> Attention {
 pub fn attention_with_dropout(gpu: &Gpu) {
     // Random words come in groups of four; here rows begin within a group.
     check_attention::<bf16>(gpu, &dropped_of((1 << 17) + 1, heads(70, 70, 32, 32)));
+    // Groups that begin elsewhere, and tiles of 16 keys.
+    let later = Attention { q_offset: 64, kv_offset: 32, ..heads(19, 45, 16, 32) };
+    check_attention::<bf16>(gpu, &dropped(later));
+    check_attention::<bf16>(gpu, &dropped(heads(18, 35, 208, 16)));
     check_attention::<bf16>(gpu, &dropped(heads(70, 70, 32, 32)));
     check_attention::<bf16>(
         gpu,
