@@ -70,7 +70,7 @@ fn a_sequence_and_state_that_ranks_share_in_f32() {
 /// Each step brings experts other numbers of rows.
 #[test]
 fn memory_for_rows_of_experts_does_not_pile_up() {
-    let split = Split { ep: 2, dp: 2, micro_batch: 1, ..Split::default() };
+    let split = Split { ep: 2, dp: 2, micro_batch: 4, ..Split::default() };
     let bytes_after = |steps| {
         let gpu = machine();
         train_on_gpu::<f32>(&gpu, "mixtral", &split, steps);
