@@ -152,7 +152,7 @@ template <int TILES>
 __device__ __forceinline__ u32 kept_by_row(Dropped& dropped, const Lengths& lengths, int row, int key) {
   u32 bits = 0;
   if (!dropped.in_groups(lengths)) {
-#pragma unroll 1  // seldom, and long
+#pragma unroll 1  // rarely runs, and would be long
     for (int at = 0; at < 4 * TILES; ++at) {
       const int i = at % 4, query = row + lane() / 4 + i / 2 * 8, to = key + at / 4 * 8 + lane() % 4 * 2 + i % 2;
       bits |= static_cast<u32>(dropped.keeps(lengths, query, to)) << at;
