@@ -9,7 +9,6 @@
 //! the longest chain between the milestones of the stage's order
 //! ([`crate::partition::milestones`]).
 
-use super::closed;
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
@@ -212,100 +211,71 @@ impl<'a> PartitionBound<'a> {
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }
 
-    /// The bound of [`Self::solve`]; `limit_s` where that is not below it, and infinite where
-    /// nothing fits. A high limit leaves many cuts open, so lower limits are tried first.
+    /// Lower bound on the bound of [`Self::solve`], by at most [`PRECISION`]; `limit_s` where that
+    /// is not below it, and infinite where nothing fits.
     pub fn least_s(&self, limit_s: f64) -> f64 {
-        let (spec, work, state) = (self.spec, self.work, self.state);
-        let mean_s = work.load_s() / spec.ranks as f64 + spec.passes_s();
-        let least_s = spec.m() * mean_s;
-        let with_state_s = closed::with_state_s(spec, work, state, 0.0);
-        let reduced_s = with_state_s - closed::least_step_s(spec, work, state);
-        let mut try_s = 1.03 * closed::passes_s(spec, work, 0.0).max(least_s).max(reduced_s);
-        while try_s < limit_s.min(MAX_LIMIT_FACTOR * least_s) {
-            if let Some(bound_s) = self.least_below(try_s) {
-                return bound_s;
-            }
-            try_s *= LIMIT_GROWTH;
-        }
-        let beyond_s = || self.first_starts(f64::INFINITY).map_or(f64::INFINITY, |_| limit_s);
-        self.least_below(limit_s).unwrap_or_else(beyond_s)
-    }
-
-    /// The bound of [`Self::solve`], without the ranges.
-    fn least_below(&self, limit_s: f64) -> Option<f64> {
-        self.by_stage(limit_s, |at, ends, behind| self.least_from(at, ends, behind, limit_s))
-    }
-
-    /// The dynamic program over stages, the last one first. `from` gives the least of the largest
-    /// rows of a stage that starts at a layer, and of the later stages, from where these may start
-    /// and what they take.
-    fn by_stage(
-        &self,
-        limit_s: f64,
-        mut from: impl FnMut((usize, usize), (usize, usize), &[f64]) -> f64,
-    ) -> Option<f64> {
-        let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
-        let mut behind = vec![f64::INFINITY; self.len() + 1];
-        behind[self.len()] = 0.0;
-        for stage in (0..self.spec.ranks).rev() {
-            let mut here = vec![f64::INFINITY; self.len() + 1];
-            let ends = (least[stage + 1], most[stage + 1]);
-            let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
-            for (start, best_s) in starts {
-                *best_s = from((stage, start), ends, &behind);
-            }
-            behind = here;
-        }
-        (behind[0] < limit_s).then_some(behind[0])
-    }
-
-    /// The least of the largest rows of a stage that starts at `start` and of the later stages;
-    /// infinite where it is `limit_s` or more. A longer range has a longer row without waits, and
-    /// mostly leaves less to the later stages: the search begins where the two meet.
-    fn least_from(
-        &self,
-        (stage, start): (usize, usize),
-        ends: (usize, usize),
-        behind: &[f64],
-        limit_s: f64,
-    ) -> f64 {
-        let first = ends.0.max(start + self.fewest(stage));
-        let sure_s = |end: usize, row: &Row| row.total_s + self.sure_tail_s(stage, start, end);
-        let (mut low, mut high) = (first, ends.1 + 1);
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            let row = self.row(stage, start, middle);
-            let meets = sure_s(middle, &row) >= behind[middle].min(limit_s);
-            (low, high) = if meets { (low, middle) } else { (middle + 1, high) };
-        }
-        let mut best_s = limit_s;
-        let open = behind.iter().copied().enumerate();
-        for (end, behind_s) in open.clone().take(ends.1 + 1).skip(low) {
-            let row = self.row(stage, start, end);
-            if sure_s(end, &row) >= best_s {
-                break;
-            }
-            if behind_s < best_s {
-                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind_s));
-            }
-        }
-        for (end, behind_s) in open.take(low).skip(first).rev() {
-            if behind_s < best_s {
-                let row = self.row(stage, start, end);
-                best_s = best_s.min(self.value_s(stage, (start, end), &row, behind_s));
-            }
-        }
-        if best_s < limit_s { best_s } else { f64::INFINITY }
-    }
-
-    /// The largest row of a stage and the later ones, of which the longest takes `behind_s`.
-    fn value_s(&self, stage: usize, (start, end): (usize, usize), row: &Row, behind_s: f64) -> f64 {
-        let splits = self.spec.splits_backward();
-        let own_s = match splits {
-            true => self.split_s(stage, (start, end), row),
-            false => self.whole_s(stage, (start, end), row),
+        let Some(mut most_s) = self.largest_below(limit_s) else {
+            let fits = limit_s == f64::INFINITY || self.largest_below(f64::INFINITY).is_some();
+            return if fits { limit_s } else { f64::INFINITY };
         };
-        own_s.max(behind_s)
+        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.passes_s();
+        let mut least_s = (self.spec.m() * mean_s).min(most_s);
+        while least_s < most_s * (1.0 - PRECISION) {
+            let middle_s = f64::midpoint(least_s, most_s);
+            match self.largest_below(middle_s) {
+                Some(largest_s) => most_s = largest_s,
+                None => least_s = middle_s,
+            }
+        }
+        least_s
+    }
+
+    /// The largest row of a partition all of whose rows are below `limit_s`; `None` where there is
+    /// none. Each stage ends as late as it may.
+    ///
+    /// A row falls with a later start. So of the starts that the earlier stages leave open the last
+    /// one is the best, unless even the fewest layers from there take too long. Starts between the
+    /// first and the last are taken to be open without a look.
+    fn largest_below(&self, limit_s: f64) -> Option<f64> {
+        let (mut first, mut last, mut largest_s) = (0, 0, 0.0_f64);
+        let mut needed: usize = self.stages.iter().map(|view| view.fewest).sum();
+        for (stage, view) in self.stages.iter().enumerate() {
+            needed -= view.fewest;
+            let most = self.len().checked_sub(needed)?;
+            let is_last = stage + 1 == self.stages.len();
+            let soonest = if is_last { most } else { (last + view.fewest).min(most) };
+            let mut reached = None;
+            for end in soonest..=most {
+                let start = last.min(end.checked_sub(view.fewest)?);
+                let row = self.row(stage, start, end);
+                if row.total_s + self.sure_tail_s(stage, start, end) >= limit_s {
+                    break;
+                }
+                let value_s = self.value_s(stage, (start, end), &row);
+                reached = if value_s < limit_s { Some((end, value_s)) } else { reached };
+            }
+            let earlier = || {
+                let starts = (first..last).rev().map(|start| (start, start + view.fewest));
+                let mut all = starts.filter(|(_, end)| *end <= most && !is_last);
+                all.find_map(|(start, end)| {
+                    let value_s = self.value_s(stage, (start, end), &self.row(stage, start, end));
+                    (value_s < limit_s).then_some((end, value_s))
+                })
+            };
+            let (end, value_s) = reached.or_else(earlier)?;
+            (first, last) = (first + view.fewest, end);
+            largest_s = largest_s.max(value_s);
+        }
+        Some(largest_s)
+    }
+
+    /// The longest chain of a stage.
+    fn value_s(&self, stage: usize, range: (usize, usize), row: &Row) -> f64 {
+        if self.spec.splits_backward() {
+            self.split_s(stage, range, row)
+        } else {
+            self.whole_s(stage, range, row)
+        }
     }
 
     /// The longest chain of a stage with whole backwards: its passes and waits, and then the last
@@ -317,12 +287,23 @@ impl<'a> PartitionBound<'a> {
     }
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.
+    /// A dynamic program over stages, the last one first.
     pub fn solve(&self, limit_s: f64) -> Option<OpenCuts> {
+        let (least, most) = (self.first_starts(limit_s)?, self.last_starts(limit_s));
         let mut ranges = vec![vec![]; self.spec.ranks];
-        let bound_s = self.by_stage(limit_s, |at, ends, behind| {
-            self.best_from(at, ends, behind, limit_s, &mut ranges[at.0])
-        })?;
-        Some(OpenCuts { bound_s, ranges })
+        let mut behind = vec![f64::INFINITY; self.len() + 1];
+        behind[self.len()] = 0.0;
+        for (stage, ranges) in ranges.iter_mut().enumerate().rev() {
+            let mut here = vec![f64::INFINITY; self.len() + 1];
+            let ends = (least[stage + 1], most[stage + 1]);
+            let starts = here.iter_mut().enumerate().take(most[stage] + 1).skip(least[stage]);
+            for (start, best_s) in starts {
+                *best_s = self.best_from((stage, start), ends, &behind, limit_s, ranges);
+            }
+            behind = here;
+        }
+        let bound_s = behind[0];
+        (bound_s < limit_s).then_some(OpenCuts { bound_s, ranges })
     }
 
     /// The least of the largest rows of a stage that starts at `start` and of the later stages,
@@ -345,7 +326,7 @@ impl<'a> PartitionBound<'a> {
             if *behind_s >= limit_s {
                 continue;
             }
-            let value_s = self.value_s(stage, (start, end), &row, *behind_s);
+            let value_s = self.value_s(stage, (start, end), &row).max(*behind_s);
             if value_s < limit_s {
                 best_s = best_s.min(value_s);
                 ranges.push((start, end));
@@ -439,10 +420,8 @@ impl<'a> PartitionBound<'a> {
     }
 }
 
-/// Growth factor of the limits that are tried in turn, and the last one as a multiple of the mean
-/// load.
-const LIMIT_GROWTH: f64 = 1.1;
-const MAX_LIMIT_FACTOR: f64 = 100.0;
+/// How far [`PartitionBound::least_s`] may lie below the least of the largest rows, as a share.
+const PRECISION: f64 = 1e-3;
 
 impl StageView {
     fn new(
