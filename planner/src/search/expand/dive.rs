@@ -11,8 +11,11 @@ use models::decisions::Decisions;
 use models::schedule::ScheduleName;
 use std::rc::Rc;
 
-/// Micro-batches times stages up to which an order of passes is generated in a dive.
-const FEW_PASSES: u64 = 1024;
+/// Pipelines that a dive bounds with the recomputation that memory makes necessary. With 8, 45
+/// requests that take longer than a second got no better plans.
+const CHECKED: usize = 4;
+/// Micro-batches times stages up to which an order of passes is generated in a dive: 10 ms.
+const FEW_PASSES: u64 = 1 << 13;
 /// Ranks that share parameter state in [`Worker::promise_s`], at most.
 const USUAL_SHARDS: u64 = 64;
 /// Candidate partitions that a dive prices at most of one configuration.
@@ -120,10 +123,10 @@ impl Worker<'_> {
         let mut bounded: Vec<_> = all.into_iter().map(of).collect();
         bounded.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (one, several): (Vec<_>, Vec<_>) = bounded.into_iter().partition(|(_, d)| d.vpp == 1);
+        let mut nearest = self.with_least_bounds(parallel, one, best_s, breadth);
+        nearest.extend(self.with_least_bounds(parallel, several, best_s, breadth));
         let mut expansion = Expansion::default();
-        for (bound_s, decisions) in
-            one.into_iter().take(breadth).chain(several.into_iter().take(breadth))
-        {
+        for (bound_s, decisions) in nearest {
             if bound_s >= expansion.bar_s(best_s) || self.task.is_stopped() {
                 continue;
             }
@@ -132,6 +135,27 @@ impl Worker<'_> {
             self.price_promising(&node, parallel, best_s, &mut expansion);
         }
         expansion
+    }
+
+    /// Of pipelines with their bounds, least first, those with the least bounds after the
+    /// recomputation that memory makes necessary.
+    fn with_least_bounds(
+        &mut self,
+        parallel: &mut LayoutView,
+        bounded: Vec<(f64, Decisions)>,
+        best_s: f64,
+        most: usize,
+    ) -> Vec<(f64, Decisions)> {
+        let near = bounded.into_iter().take(CHECKED).filter(|(bound_s, _)| *bound_s < best_s);
+        let mut checked: Vec<_> = near
+            .map(|(bound_s, d)| {
+                let checked = self.checked_s(parallel, &d, (best_s, best_s), false);
+                (checked.bound_s.max(bound_s), d)
+            })
+            .collect();
+        checked.sort_by(|a, b| a.0.total_cmp(&b.0));
+        checked.truncate(most);
+        checked
     }
 
     /// Prices a pipeline with the choices of parameter state that have the least bounds, until one
