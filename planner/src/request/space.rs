@@ -216,9 +216,12 @@ impl<'a> Space<'a> {
     pub fn contexts_of(&self, degrees: &Decisions) -> Vec<ParallelLayout> {
         let mut contexts = vec![];
         for template in self.context_styles(degrees) {
-            self.micro_batches(&template, &mut contexts);
+            let all = self.micro_batches(&template).into_iter();
+            let of = |(micro_batch, micro_batches)| ParallelLayout {
+                decisions: Decisions { micro_batch, micro_batches, ..template.clone() },
+            };
+            contexts.extend(all.map(of));
         }
-        contexts.retain(|context| self.runs(&context.decisions));
         contexts
     }
 
@@ -339,8 +342,9 @@ impl<'a> Space<'a> {
         self.restrictions.aux_scope.pinned().unwrap_or_else(|| AuxScope::usual(self.model))
     }
 
-    /// Context-parallel styles, sequence parallelism on and off, the loss fused or not.
-    fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
+    /// Contexts with given degrees, whose micro-batch size is open: context-parallel styles,
+    /// sequence parallelism on and off, the loss fused or not.
+    pub fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
         let fused = self.restrictions.fused_losses(d.post_validation);
         for (cp_style, cp_ulysses) in self.styles(d) {
@@ -459,16 +463,18 @@ impl<'a> Space<'a> {
         found
     }
 
-    fn micro_batches(&self, d: &Decisions, layouts: &mut Vec<ParallelLayout>) {
+    /// Micro-batch sizes and numbers of micro-batches that contexts like `d` may have.
+    pub fn micro_batches(&self, d: &Decisions) -> Vec<(u64, u64)> {
         let sequences = self.model.global_batch / d.dp;
-        for micro_batch in divisors(sequences) {
-            if self.restrictions.micro_batch.allows(micro_batch) {
-                let micro_batches = sequences / micro_batch;
-                layouts.push(ParallelLayout {
-                    decisions: Decisions { micro_batch, micro_batches, ..d.clone() },
-                });
-            }
-        }
+        let allowed = divisors(sequences)
+            .into_iter()
+            .filter(|&size| self.restrictions.micro_batch.allows(size));
+        let mut all: Vec<_> = allowed.map(|size| (size, sequences / size)).collect();
+        all.retain(|&(micro_batch, micro_batches)| {
+            !self.restrictions.runnable
+                || self.runs(&Decisions { micro_batch, micro_batches, ..d.clone() })
+        });
+        all
     }
 
     /// The choices that a parallel layout leaves open.

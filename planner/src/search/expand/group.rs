@@ -109,7 +109,8 @@ impl Worker<'_> {
         for split in group.splits.iter() {
             let decisions = split.of(&node.decisions);
             let work = self.least_work(&decisions, &[*split]);
-            let bound_s = self.layers_s(&decisions, &work).max(node.bound_s);
+            let bound_s =
+                self.layers_s(decisions.pp, decisions.micro_batches, &work).max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {
@@ -274,8 +275,10 @@ mod tests {
             let mut worker = Worker::new(&task, Arc::default());
             let space = task.space();
             for context in space.contexts().into_iter().step_by(7) {
-                let splits = Arc::from(space.expert_splits(&context.decisions));
-                let context = Context { decisions: context.decisions, splits, each: 1 };
+                let d = context.decisions;
+                let (splits, template) = (Arc::from(space.expert_splits(&d)), Arc::new(d));
+                let Decisions { micro_batch, micro_batches, .. } = *template;
+                let context = Context { template, micro_batch, micro_batches, splits, each: 1 };
                 for layout in worker.layouts_below(&context.node(0.0), f64::INFINITY) {
                     let d = &layout.decisions;
                     let mut parallel = worker.view(d);

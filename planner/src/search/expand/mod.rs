@@ -45,10 +45,15 @@ pub(super) struct SearchNode {
 }
 
 /// Parallel degrees, context parallelism and micro-batch size: a search node before it is expanded.
+/// There may be hundreds of thousands, and few are expanded.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
-    /// The decisions, without the expert split.
-    pub decisions: Decisions,
+    /// The decisions, without micro-batches and expert split.
+    pub template: Arc<Decisions>,
+    /// Sequences in a micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches.
+    pub micro_batches: u64,
     /// The expert splits.
     pub splits: Arc<[ExpertSplit]>,
     /// Combinations per expert split.
@@ -68,14 +73,21 @@ impl Context {
     /// What the costs of layers depend on. Contexts that differ only in pipeline and replicas share
     /// it.
     pub fn priced_by(&self) -> PricedBy {
-        let d = &self.decisions;
+        let d = &self.template;
         let switches = [d.sequence_parallel, d.fused_loss];
-        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, switches, d.micro_batch)
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, switches, self.micro_batch)
+    }
+
+    /// The decisions, without the degrees of the experts.
+    pub fn decisions(&self) -> Decisions {
+        let Self { micro_batch, micro_batches, .. } = *self;
+        let moe_overlap = self.splits[0].overlap;
+        Decisions { micro_batch, micro_batches, moe_overlap, ..Decisions::clone(&self.template) }
     }
 
     /// The search node of this context. A dense model has one parallel layout per context.
     pub fn node(&self, bound_s: f64) -> SearchNode {
-        let part = Self::part(&self.splits, bound_s, &self.decisions);
+        let part = Self::part(&self.splits, bound_s, &self.decisions());
         SearchNode { count: self.count(), ..part }
     }
 
@@ -91,7 +103,7 @@ impl Context {
     /// The search node of this context as open over every cut.
     pub fn every_cut(&self, bound_s: f64) -> SearchNode {
         let stage = EveryCutStage::Context(Arc::clone(&self.splits));
-        every_cut::node(bound_s, self.decisions.clone(), stage)
+        every_cut::node(bound_s, self.decisions(), stage)
     }
 }
 
@@ -304,29 +316,30 @@ impl<'a> Worker<'a> {
     /// mean load, or as many layers of one kind as some rank must hold, and runs its micro-batches
     /// one after another; and one micro-batch takes its forward and backward path. The least
     /// recomputation allowed is counted.
-    fn layers_s(&self, d: &Decisions, work: &MicroBatchCost) -> f64 {
+    fn layers_s(&self, pp: u64, micro_batches: u64, work: &MicroBatchCost) -> f64 {
         let again_s = |kind: &KindCost| {
             let of = |option: &usize| allows_recompute(self.task, *option);
             let allowed = (0..3).filter(of).map(|option| kind.recompute_s[option]);
             allowed.fold(f64::INFINITY, f64::min)
         };
         let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
-        let fullest_s = work.fullest(d.pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
-        let rank_s = fullest_s.max(work.layers_s(layer_s) / d.pp as f64);
+        let fullest_s = work.fullest(pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
+        let rank_s = fullest_s.max(work.layers_s(layer_s) / pp as f64);
         let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
-        self.with_overheads_s((d.micro_batches as f64 * rank_s).max(way_s))
+        self.with_overheads_s((micro_batches as f64 * rank_s).max(way_s))
     }
 
     /// Bounds of contexts over all their expert splits, with overheads, s.
     pub fn contexts_s(&self, contexts: &[Context]) -> Vec<f64> {
         let mut bounds_s = Vec::with_capacity(contexts.len());
         for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
-            let d = &alike[0].decisions;
+            let d = &alike[0].decisions();
             let dense = self.task.model.moe.is_none();
             let layer_costs =
                 if dense { self.cache.layer_costs(d) } else { self.cache.floor_layer_costs(d) };
             let work = MicroBatchCost::new(&self.cache, d, &layer_costs);
-            bounds_s.extend(alike.iter().map(|context| self.layers_s(&context.decisions, &work)));
+            let of = |own: &Context| self.layers_s(own.template.pp, own.micro_batches, &work);
+            bounds_s.extend(alike.iter().map(of));
         }
         bounds_s
     }
@@ -339,7 +352,9 @@ impl<'a> Worker<'a> {
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
             let work = self.least_work(&alike[0].of(&node.decisions), alike);
-            let bound_s = self.layers_s(&node.decisions, &work).max(node.bound_s);
+            let bound_s = self
+                .layers_s(node.decisions.pp, node.decisions.micro_batches, &work)
+                .max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {

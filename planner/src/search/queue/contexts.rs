@@ -35,19 +35,24 @@ fn of_degrees(task: &Task<'_>, degrees: &[Decisions]) -> (Vec<Context>, bool) {
     let mut counter = space.counter();
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
-    let all = degrees.iter().flat_map(|degrees| space.contexts_of(degrees));
-    for ParallelLayout { decisions: d } in all {
-        let key = (d.tp, d.cp, d.dp, d.sequence_parallel, d.recompute_group);
-        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&d)));
-        for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
-            let d = Decisions { moe_overlap: splits[0].overlap, ..d.clone() };
-            if !family && seen.insert(PipelineChoicesKey::new(&d)) {
-                let choices = space.choices(&ParallelLayout { decisions: d.clone() });
-                family = has_family(&choices, &d, task.model.layers);
-            }
-            let each = counter.count(&d);
-            if each > 0 {
-                contexts.push(Context { decisions: d, splits: Arc::clone(splits), each });
+    for template in degrees.iter().flat_map(|degrees| space.context_styles(degrees)) {
+        let key = (template.tp, template.cp, template.dp, template.sequence_parallel);
+        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&template)));
+        let (all, shared) = (space.micro_batches(&template), Arc::new(template));
+        let mut d = Decisions::clone(&shared);
+        for (micro_batch, micro_batches) in all {
+            (d.micro_batch, d.micro_batches) = (micro_batch, micro_batches);
+            for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
+                d.moe_overlap = splits[0].overlap;
+                if !family && seen.insert(PipelineChoicesKey::new(&d)) {
+                    let choices = space.choices(&ParallelLayout { decisions: d.clone() });
+                    family = has_family(&choices, &d, task.model.layers);
+                }
+                let (template, splits) = (Arc::clone(&shared), Arc::clone(splits));
+                let each = counter.count(&d);
+                if each > 0 {
+                    contexts.push(Context { template, micro_batch, micro_batches, splits, each });
+                }
             }
         }
     }

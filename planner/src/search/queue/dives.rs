@@ -27,7 +27,7 @@ impl Run<'_> {
     pub(super) fn dive(&mut self, team: &mut Team<'_>, until: Until<'_>) {
         let mut groups: HashMap<[u64; 3], Vec<usize>> = HashMap::default();
         for (at, context) in self.contexts.iter().enumerate() {
-            let d = &context.decisions;
+            let d = &context.template;
             groups.entry([d.tp, d.pp, d.cp]).or_default().push(at);
         }
         let bound_s = |at: &usize| self.contexts_s[*at];
@@ -67,9 +67,9 @@ impl Run<'_> {
     fn by_micro_batch(&self, group: &[usize]) -> Vec<usize> {
         let mut least: BTreeMap<u64, [Option<usize>; 2]> = BTreeMap::new();
         for &at in group {
-            let d = &self.contexts[at].decisions;
-            let by_loss = least.entry(d.micro_batch).or_default();
-            by_loss[usize::from(d.fused_loss)].get_or_insert(at);
+            let context = &self.contexts[at];
+            let by_loss = least.entry(context.micro_batch).or_default();
+            by_loss[usize::from(context.template.fused_loss)].get_or_insert(at);
         }
         let least: Vec<_> = least.into_values().collect();
         let most = if self.task.model.moe.is_some() { 3 } else { MICRO_BATCHES };
