@@ -14,12 +14,13 @@ use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
 use crate::cost::state::LocalParams;
 use crate::partition::dynamic_program::Warm;
-use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
+use crate::partition::milestones::{ArrivalTimes, OneChunk};
 use crate::partition::{OrderMilestones, Pipeline};
 use crate::pricing::cost_cache::CostCache;
 use crate::pricing::layers::Layers;
 use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
+use std::ops::RangeInclusive;
 
 /// The layer ranges that a limit leaves open, and the bound.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +68,9 @@ struct StageView {
     to_s: f64,
     /// The backward part of `to_s`, s.
     back_s: f64,
-    /// Milestones, where the backward is split: those of any order if its own cannot be counted.
-    milestones: Option<OrderMilestones>,
+    /// Chains between milestones, where the backward is split: those of any order if its own
+    /// cannot be counted.
+    chains: Option<OneChunk>,
     /// Vocabulary layers, transfers and gaps of the stages after it, forward and backward, s.
     from_s: f64,
     /// Micro-batches in flight.
@@ -126,7 +128,7 @@ impl<'a> PartitionBound<'a> {
         for (stage, (view, milestones)) in
             self.stages.iter_mut().zip(&pipeline.milestones).enumerate()
         {
-            view.milestones = Some(milestones.clone());
+            view.chains = Some(milestones.of_one_chunk());
             view.held = view.held.max(pipeline.most_in_flight(stage));
         }
         self
@@ -168,13 +170,13 @@ impl<'a> PartitionBound<'a> {
     fn split_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
         let (from, view) = (&self.before[start], &self.stages[stage]);
         let tail_s = self.own_tail_s(stage, start, end);
-        let Some(milestones) = &view.milestones else { return row.total_s + tail_s };
-        let chunks = [[row.forward_s, row.backward_s, row.weight_s]];
-        let own = OwnSeconds { chunks: &chunks, shared: [0.0; 3], vocab_s: self.spec.output_s() };
+        let Some(chains) = &view.chains else { return row.total_s + tail_s };
+        let own = [row.forward_s, row.backward_s, row.weight_s];
         let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
         let way_s = self.way_from_s(stage, end) + vocab_s;
         let ready_s = row.ramp_s + row.forward_s + way_s;
-        let ends = milestones.ends(&own, &ArrivalTimes { arrive_s: row.ramp_s, ready_s, way_s });
+        let arrivals = ArrivalTimes { arrive_s: row.ramp_s, ready_s, way_s };
+        let ends = chains.ends(own, self.spec.output_s(), &arrivals);
         let back_s = from.backward_s + view.back_s;
         (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
     }
@@ -244,23 +246,20 @@ impl<'a> PartitionBound<'a> {
             let most = self.len().checked_sub(needed)?;
             let is_last = stage + 1 == self.stages.len();
             let soonest = if is_last { most } else { (last + view.fewest).min(most) };
-            let mut reached = None;
-            for end in soonest..=most {
-                let start = last.min(end.checked_sub(view.fewest)?);
-                let row = self.row(stage, start, end);
-                if row.total_s + self.sure_tail_s(stage, start, end) >= limit_s {
-                    break;
-                }
-                let value_s = self.value_s(stage, (start, end), &row);
-                reached = if value_s < limit_s { Some((end, value_s)) } else { reached };
-            }
+            let start_of = |end: usize| last.min(end - view.fewest);
+            let is_open = |end: &usize| self.is_open(stage, (start_of(*end), *end), limit_s);
+            let value_s = |start: usize, end: usize| {
+                let value_s = self.value_s(stage, (start, end), &self.row(stage, start, end));
+                (value_s < limit_s).then_some((end, value_s))
+            };
+            let longest = furthest(soonest..=most, is_open);
+            let reached = longest.and_then(|longest| {
+                (soonest..=longest).rev().find_map(|end| value_s(start_of(end), end))
+            });
             let earlier = || {
                 let starts = (first..last).rev().map(|start| (start, start + view.fewest));
                 let mut all = starts.filter(|(_, end)| *end <= most && !is_last);
-                all.find_map(|(start, end)| {
-                    let value_s = self.value_s(stage, (start, end), &self.row(stage, start, end));
-                    (value_s < limit_s).then_some((end, value_s))
-                })
+                all.find_map(|(start, end)| value_s(start, end))
             };
             let (end, value_s) = reached.or_else(earlier)?;
             (first, last) = (first + view.fewest, end);
@@ -420,6 +419,25 @@ impl<'a> PartitionBound<'a> {
     }
 }
 
+/// The last of some numbers for which something holds, where it holds for no number after one for
+/// which it does not. The first numbers are tried first.
+fn furthest(all: RangeInclusive<usize>, holds: impl Fn(&usize) -> bool) -> Option<usize> {
+    let (first, last) = all.into_inner();
+    if first > last || !holds(&first) {
+        return None;
+    }
+    let (mut low, mut step) = (first, 1);
+    while low + step <= last && holds(&(low + step)) {
+        (low, step) = (low + step, 2 * step);
+    }
+    let mut high = (low + step).min(last + 1);
+    while low + 1 < high {
+        let middle = usize::midpoint(low, high);
+        (low, high) = if holds(&middle) { (middle, high) } else { (low, middle) };
+    }
+    Some(low)
+}
+
 /// How far [`PartitionBound::least_s`] may lie below the least of the largest rows, as a share.
 const PRECISION: f64 = 1e-3;
 
@@ -476,9 +494,10 @@ impl StageView {
             weight_s,
             to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
             back_s,
-            milestones: spec
+            chains: spec
                 .counted_milestones(stage)
-                .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1))),
+                .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1)))
+                .map(|milestones| milestones.of_one_chunk()),
             from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
             held,
             free_bytes,

@@ -123,6 +123,91 @@ pub(super) enum At {
     End,
 }
 
+/// A part of the order that chains follow, from one milestone to another.
+#[derive(Clone, Copy)]
+enum Span {
+    StartToLastForward,
+    StartToLastBackward,
+    StartToEnd,
+    FirstBackwardToLastForward,
+    FirstBackwardToLastBackward,
+    FirstBackwardToEnd,
+    LastBackwardToEnd,
+}
+
+impl Span {
+    const ALL: [Self; 7] = [
+        Self::StartToLastForward,
+        Self::StartToLastBackward,
+        Self::StartToEnd,
+        Self::FirstBackwardToLastForward,
+        Self::FirstBackwardToLastBackward,
+        Self::FirstBackwardToEnd,
+        Self::LastBackwardToEnd,
+    ];
+
+    fn milestones(self) -> (At, At) {
+        match self {
+            Self::StartToLastForward => (At::Start, At::LastForward),
+            Self::StartToLastBackward => (At::Start, At::LastBackward),
+            Self::StartToEnd => (At::Start, At::End),
+            Self::FirstBackwardToLastForward => (At::FirstBackward, At::LastForward),
+            Self::FirstBackwardToLastBackward => (At::FirstBackward, At::LastBackward),
+            Self::FirstBackwardToEnd => (At::FirstBackward, At::End),
+            Self::LastBackwardToEnd => (At::LastBackward, At::End),
+        }
+    }
+}
+
+/// Earliest times of the last milestones. `first` are the passes of the first chunk, s, and
+/// `work_s` gives the seconds of the rank's passes in a part of its order.
+fn latest(
+    apart: bool,
+    any_order: bool,
+    first: PassCounts,
+    arrivals: &ArrivalTimes,
+    work_s: impl Fn(Span) -> f64,
+) -> EndTimes {
+    let ArrivalTimes { arrive_s, ready_s, way_s } = *arrivals;
+    let mut forward_s = arrive_s + work_s(Span::StartToLastForward);
+    if apart {
+        forward_s = forward_s.max(ready_s + work_s(Span::FirstBackwardToLastForward));
+    }
+    let backward_s = arrive_s + work_s(Span::StartToLastBackward);
+    let backward_s = backward_s.max(ready_s + work_s(Span::FirstBackwardToLastBackward));
+    let last_backward_s = backward_s.max(forward_s + way_s + first[1]);
+    let own_s = if any_order {
+        // Weight gradients of other micro-batches may run wherever the rank waits.
+        let all_s = arrive_s + work_s(Span::StartToEnd);
+        let behind_s = ready_s + work_s(Span::FirstBackwardToEnd);
+        (last_backward_s + first[2]).max(all_s).max(behind_s)
+    } else {
+        last_backward_s + work_s(Span::LastBackwardToEnd)
+    };
+    EndTimes { last_backward_s, own_s }
+}
+
+/// The chains of a rank with one chunk, counted once for many durations.
+#[derive(Clone, Debug)]
+pub struct OneChunk {
+    /// By [`Span`], passes, and whole sets of vocabulary passes.
+    passes: [(PassCounts, f64); 7],
+    apart: bool,
+    any_order: bool,
+}
+
+impl OneChunk {
+    /// Earliest times of the last milestones, with the seconds of forward, backward to inputs and
+    /// weight gradients, and of the vocabulary passes of a micro-batch.
+    pub fn ends(&self, own: PassCounts, vocab_s: f64, arrivals: &ArrivalTimes) -> EndTimes {
+        let work_s = |span: Span| {
+            let ([forwards, backwards, weights], sets) = self.passes[span as usize];
+            forwards * own[0] + backwards * own[1] + weights * own[2] + sets * vocab_s
+        };
+        latest(self.apart, self.any_order, own, arrivals, work_s)
+    }
+}
+
 impl OrderMilestones {
     /// The milestones of a rank's order, with or without vocabulary passes in it.
     pub fn of(schedule: &Schedule, rank: usize) -> Self {
@@ -239,27 +324,21 @@ impl OrderMilestones {
 
     /// Earliest times of the last milestones.
     pub fn ends(&self, own: &OwnSeconds<'_>, arrivals: &ArrivalTimes) -> EndTimes {
-        let work_s = |from: At, to: At| self.work_s(own, from, to);
-        let mut forward_s = arrivals.arrive_s + work_s(At::Start, At::LastForward);
-        let mut backward_s = arrivals.arrive_s + work_s(At::Start, At::LastBackward);
-        if self.apart {
-            let ready_s = arrivals.ready_s + work_s(At::FirstBackward, At::LastForward);
-            forward_s = forward_s.max(ready_s);
-        }
-        backward_s = backward_s.max(arrivals.ready_s + work_s(At::FirstBackward, At::LastBackward));
-        let first_s = own.chunks.first().map_or(0.0, |chunk| chunk[1]);
-        let last_backward_s = backward_s.max(forward_s + arrivals.way_s + first_s);
-        if self.any_order {
-            let all_s = arrivals.arrive_s + work_s(At::Start, At::End);
-            // Weight gradients of other micro-batches may run wherever the rank waits.
-            let weight_s = own.chunks.first().map_or(0.0, |chunk| chunk[2]);
-            let behind_s = arrivals.ready_s + work_s(At::FirstBackward, At::End);
-            return EndTimes {
-                last_backward_s,
-                own_s: (last_backward_s + weight_s).max(all_s).max(behind_s),
-            };
-        }
-        EndTimes { last_backward_s, own_s: last_backward_s + work_s(At::LastBackward, At::End) }
+        let first = own.chunks.first().copied().unwrap_or_default();
+        let work_s = |span: Span| {
+            let (from, to) = span.milestones();
+            self.work_s(own, from, to)
+        };
+        latest(self.apart, self.any_order, first, arrivals, work_s)
+    }
+
+    /// The chains of a rank with one chunk.
+    pub fn of_one_chunk(&self) -> OneChunk {
+        let passes = Span::ALL.map(|span| {
+            let (from, to) = span.milestones();
+            self.between(from, to)
+        });
+        OneChunk { passes, apart: self.apart, any_order: self.any_order }
     }
 
     /// Passes of the only chunk between two milestones, and whole sets of vocabulary passes.
