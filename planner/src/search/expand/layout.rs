@@ -31,9 +31,8 @@ pub(super) struct LayoutView {
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
     pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
-    /// Lower bounds on the cost of parameter state: by whether all micro-batches share one
-    /// communication, and by the vocabulary passes beside which layers are slower.
-    pub(super) overheads: HashMap<(bool, Option<Vocab>), Rc<[StateOverhead]>>,
+    /// The choices of parameter state that fit, the least first.
+    fitting: HashMap<FittingKey, Rc<[FittingState]>>,
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
     /// A bound for any order of passes, and the limit up to which it was computed, with overheads,
     /// s.
@@ -43,6 +42,23 @@ pub(super) struct LayoutView {
 /// Cut list, stage layout, chunks, vocabulary placement, recomputation and whether the backward is
 /// split: what a bound for any order of passes depends on within a layout.
 type AnyOrder = (CutList, StageLayout, usize, Vocab, RecomputePolicy, bool);
+
+/// What the bounds of [`FittingState`] depend on within a layout: whether all micro-batches share
+/// one communication, the vocabulary passes beside which layers are slower, recomputation, copies
+/// of each stage, whether the first and the last stage share a rank, and whether vocabulary layers
+/// count.
+type FittingKey = (bool, Option<Vocab>, RecomputePolicy, usize, bool, bool);
+
+/// A choice of parameter state that fits, with lower bounds on a rank's time.
+#[derive(Clone, Copy)]
+struct FittingState {
+    /// Index into the undominated choices.
+    at: usize,
+    /// Of the mean of all ranks, with the recomputation that memory makes necessary, s.
+    mean_s: f64,
+    /// Of a rank that holds only as many layers of a kind as some rank must, s.
+    fullest_s: f64,
+}
 
 /// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +201,7 @@ impl Worker<'_> {
             transfers,
             most_transfer_s,
             passes: HashMap::default(),
-            overheads: HashMap::default(),
+            fitting: HashMap::default(),
             knapsacks: HashMap::default(),
             any_order_s: HashMap::default(),
         }
@@ -434,26 +450,28 @@ impl Worker<'_> {
     ) -> f64 {
         let PipelineInputs { spec, work, slack, .. } = inputs;
         let states = Rc::clone(&parallel.states);
-        let of = || Rc::from(states.overheads(work, spec));
-        let key = (spec.schedule == ScheduleName::LoopedBfs, spec.passes.map(|_| spec.vocab));
-        let overheads = Rc::clone(parallel.overheads.entry(key).or_insert_with(of));
         let knapsack = parallel.knapsack(spec.recompute);
-        let first_s = knapsack.at_first(&work.counts).0;
+        let key = (
+            spec.schedule == ScheduleName::LoopedBfs,
+            spec.passes.map(|_| spec.vocab),
+            spec.recompute,
+            spec.copies(),
+            spec.ends_meet(),
+            work.embedding.params > 0.0,
+        );
+        let of = || fitting(&states, (spec, work), &knapsack, budget);
+        let fitting = Rc::clone(parallel.fitting.entry(key).or_insert_with(of));
         let vocab_s = spec.m() * spec.passes_s();
-        let mean_s =
-            |spent_s: f64| spec.m() * (work.load_s() + spent_s) / spec.ranks as f64 + vocab_s;
         let mut least_s = f64::INFINITY;
-        for overhead in overheads.iter() {
-            if mean_s(first_s) + overhead.added_s >= least_s {
+        for state in fitting.iter() {
+            if state.mean_s + vocab_s >= least_s {
                 break;
             }
-            let view = &states.undominated[overhead.at];
-            if closed::least_bytes(spec, work, view.bytes) <= budget * (1.0 + 1e-9) {
-                let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
-                let with_state = view.added_to(work, spec);
-                let state_s = closed::with_state_s(spec, &with_state, view, spent_s);
-                least_s = least_s.min(state_s.max(overhead.fullest_s + vocab_s));
-            }
+            let view = &states.undominated[state.at];
+            let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
+            let with_state = view.added_to(work, spec);
+            let state_s = closed::with_state_s(spec, &with_state, view, spent_s);
+            least_s = least_s.min(state_s.max(state.fullest_s + vocab_s));
         }
         self.with_overheads_s(least_s / slack)
     }
@@ -580,6 +598,26 @@ impl Worker<'_> {
         });
         Rc::clone(shapes)
     }
+}
+
+/// The choices of parameter state that fit on a pipeline, the least mean first.
+fn fitting(
+    states: &States,
+    (spec, work): (&PipelineSpec, &MicroBatchCost),
+    knapsack: &RecomputeKnapsack,
+    budget: f64,
+) -> Rc<[FittingState]> {
+    let bounded = |overhead: &StateOverhead| {
+        let bytes = states.undominated[overhead.at].bytes;
+        let spent_s = closed::least_recompute_s(spec, work, knapsack, bytes, budget);
+        let passes_s = spec.m() * (work.load_s() + spent_s) / spec.ranks as f64;
+        let StateOverhead { at, added_s, fullest_s } = *overhead;
+        let fits = closed::least_bytes(spec, work, bytes) <= budget * (1.0 + 1e-9);
+        fits.then_some(FittingState { at, mean_s: passes_s + added_s, fullest_s })
+    };
+    let mut all: Vec<_> = states.overheads(work, spec).iter().filter_map(bounded).collect();
+    all.sort_by(|a, b| a.mean_s.total_cmp(&b.mean_s));
+    Rc::from(all)
 }
 
 /// The recompute choices that are not dominated: uniform recomputation is a special case of
