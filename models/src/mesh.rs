@@ -186,15 +186,21 @@ impl Mesh {
         // Pipelines begin at multiples of their span, so their layout on domains repeats.
         let span = stride * self.pp;
         let pipelines = if self.order == RankOrder::PpInner { self.dp } else { 1 };
-        let mut start = first * stride % gpus;
-        for _ in 0..pipelines.min(gpus) {
-            if start + block > gpus {
-                return false;
-            }
-            start = (start + span) % gpus;
+        let first = first * stride;
+        if first + (pipelines - 1) * span + block <= gpus {
+            return true;
         }
-        true
+        let step = greatest_common_divisor(span, gpus);
+        if pipelines >= gpus / step {
+            // The pipelines begin at every multiple of the step.
+            return first % step + block <= step;
+        }
+        (0..pipelines).all(|pipeline| (first + pipeline * span) % gpus + block <= gpus)
     }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// How experts lie over the ranks of a pipeline rank: tp·cp·dp = etp·ep·edp, with etp inside ep
@@ -283,7 +289,8 @@ mod tests {
     #[test]
     fn pipeline_ranks_meet_where_all_their_gpus_share_domains() {
         for order in [RankOrder::DpInner, RankOrder::PpInner] {
-            for (tp, cp, dp, pp) in [(1, 1, 1, 16), (2, 1, 3, 6), (4, 1, 2, 4), (2, 3, 5, 7)] {
+            let shapes = [(1, 1, 1, 16), (2, 1, 3, 6), (4, 1, 2, 4), (2, 3, 5, 7), (1, 1, 30, 4)];
+            for (tp, cp, dp, pp) in shapes {
                 let mesh = Mesh { tp, cp, dp, pp, order };
                 for (one, other) in (0..pp).flat_map(|a| (0..pp).map(move |b| (a, b))) {
                     for gpus in [1, 4, 6, 8, 72, u64::MAX] {
