@@ -4,10 +4,9 @@
 //! the earlier stages for one micro-batch, its own load for all micro-batches, and its waits. The
 //! start of a stage fixes the layers before it, whatever the cuts among them, and its end fixes
 //! those after it. Relaxation: the other stages recompute nothing, and the stage itself as little
-//! as memory allows. A row then depends on the stage's own range alone, and one dynamic program
-//! over stages and cuts finds the least of the largest rows. Where the backward is split, a row is
-//! the longest chain between the milestones of the stage's order
-//! ([`crate::partition::milestones`]).
+//! as memory allows. A row then depends on the stage's own range alone, and one pass over the
+//! stages tells whether all rows can lie below a limit. Where the backward is split, a row is the
+//! longest chain between the milestones of the stage's order ([`crate::partition::milestones`]).
 
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
@@ -37,6 +36,8 @@ pub struct PartitionBound<'a> {
     work: &'a MicroBatchCost,
     state: &'a StateView,
     knapsack: RecomputeKnapsack,
+    /// The least buffer of any layer that is recomputed, bytes.
+    buffer_bytes: f64,
     layers: &'a Layers,
     /// Prefix sums over layers.
     before: Vec<Sums>,
@@ -115,6 +116,7 @@ impl<'a> PartitionBound<'a> {
             spec,
             work,
             state,
+            buffer_bytes: knapsack.least_buffer(&work.counts),
             knapsack,
             layers,
             before,
@@ -188,7 +190,8 @@ impl<'a> PartitionBound<'a> {
         layers_s + self.stages[stage].from_s
     }
 
-    /// Lower bound on the recomputation that memory makes necessary, s.
+    /// Lower bound on the recomputation that memory makes necessary, s. The buffer is the least of
+    /// any layer, so that fewer layers never need more.
     fn recompute_s(&self, own: &StageView, start: usize, end: usize) -> f64 {
         let (from, to) = (&self.before[start], &self.before[end]);
         let first_s = to.recompute_s - from.recompute_s;
@@ -198,7 +201,8 @@ impl<'a> PartitionBound<'a> {
             return first_s;
         }
         let counts = self.layers.between(start, end);
-        self.knapsack.beyond_s(&counts, (first_s, first_bytes), own.held, bytes)
+        let excess = first_bytes - (bytes - self.buffer_bytes) / own.held;
+        self.knapsack.saving_s(&counts, first_s, excess)
     }
 
     /// The waits of a stage, for schedules whose closed form has them.
@@ -213,14 +217,14 @@ impl<'a> PartitionBound<'a> {
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }
 
-    /// Lower bound on the bound of [`Self::solve`], by at most [`PRECISION`]; `limit_s` where that
-    /// is not below it, and infinite where nothing fits.
+    /// Lower bound on the bound of [`Self::solve`], mostly within [`PRECISION`]; `limit_s` where
+    /// that is not below it, and infinite where nothing fits.
     pub fn least_s(&self, limit_s: f64) -> f64 {
         let Some(mut most_s) = self.largest_below(limit_s) else {
             let fits = limit_s == f64::INFINITY || self.largest_below(f64::INFINITY).is_some();
             return if fits { limit_s } else { f64::INFINITY };
         };
-        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.passes_s();
+        let mean_s = self.work.load_s() / self.spec.ranks as f64 + self.spec.output_s();
         let mut least_s = (self.spec.m() * mean_s).min(most_s);
         while least_s < most_s * (1.0 - PRECISION) {
             let middle_s = f64::midpoint(least_s, most_s);
@@ -235,12 +239,16 @@ impl<'a> PartitionBound<'a> {
     /// The largest row of a partition all of whose rows are below `limit_s`; `None` where there is
     /// none. Each stage ends as late as it may.
     ///
-    /// A row falls with a later start. So of the starts that the earlier stages leave open the last
-    /// one is the best, unless even the fewest layers from there take too long. Starts between the
-    /// first and the last are taken to be open without a look.
+    /// A row falls with a later start: a chain loses at least one forward and one backward of the
+    /// layer, and gains no more from the stage before. So of the starts that the earlier stages
+    /// leave open the last one is the best, unless even the fewest layers from there take too long.
+    /// Starts between the first and the last are taken to be open without a look.
     fn largest_below(&self, limit_s: f64) -> Option<f64> {
         let (mut first, mut last, mut largest_s) = (0, 0, 0.0_f64);
         let mut needed: usize = self.stages.iter().map(|view| view.fewest).sum();
+        if needed > self.len() {
+            return None;
+        }
         for (stage, view) in self.stages.iter().enumerate() {
             needed -= view.fewest;
             let most = self.len().checked_sub(needed)?;

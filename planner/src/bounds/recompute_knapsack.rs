@@ -70,18 +70,14 @@ impl RecomputeKnapsack {
         if in_flight * first_bytes <= bytes {
             return first_s;
         }
-        self.beyond_s(counts, (first_s, first_bytes), in_flight, bytes)
+        let buffer = self.least_buffer(counts);
+        self.saving_s(counts, first_s, first_bytes - (bytes - buffer) / in_flight)
     }
 
-    /// [`Self::least_s`] where the first options, with `first` seconds and bytes, do not fit.
-    pub fn beyond_s(&self, counts: &[usize], first: (f64, f64), in_flight: f64, bytes: f64) -> f64 {
-        let mut buffer = f64::INFINITY;
-        for (least, &count) in self.buffer.iter().zip(counts) {
-            if count > 0 && *least < buffer {
-                buffer = *least;
-            }
-        }
-        self.saving_s(counts, first.0, first.1 - (bytes - buffer) / in_flight)
+    /// The least buffer that a recomputed layer needs, of `counts` layers of each kind, bytes.
+    pub fn least_buffer(&self, counts: &[usize]) -> f64 {
+        let present = self.buffer.iter().zip(counts).filter(|(_, count)| **count > 0);
+        present.map(|(least, _)| *least).fold(f64::INFINITY, f64::min)
     }
 
     /// `total_s` plus the least seconds that save `excess` bytes of a micro-batch.

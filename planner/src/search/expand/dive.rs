@@ -146,8 +146,10 @@ impl Worker<'_> {
         best_s: f64,
         most: usize,
     ) -> Vec<(f64, Decisions)> {
-        let near = bounded.into_iter().take(CHECKED).filter(|(bound_s, _)| *bound_s < best_s);
+        let near = bounded.into_iter().take(CHECKED.max(most));
         let mut checked: Vec<_> = near
+            .filter(|(bound_s, _)| *bound_s < best_s)
+            .take_while(|_| !self.task.is_stopped())
             .map(|(bound_s, d)| {
                 let checked = self.checked_s(parallel, &d, (best_s, best_s), false);
                 (checked.bound_s.max(bound_s), d)

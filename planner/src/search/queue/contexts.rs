@@ -23,7 +23,7 @@ pub(super) fn all(task: &Task<'_>, threads: usize) -> (Vec<Context>, bool) {
     });
     let family = parts.iter().any(|(_, family)| *family);
     let mut contexts: Vec<Context> = parts.into_iter().flat_map(|(contexts, _)| contexts).collect();
-    // Contexts are large: keys are sorted, and each context moves once.
+    // Keys are made once for each context.
     contexts.sort_by_cached_key(Context::priced_by);
     (contexts, family)
 }
@@ -36,10 +36,12 @@ fn of_degrees(task: &Task<'_>, degrees: &[Decisions]) -> (Vec<Context>, bool) {
     let (mut seen, mut family) = (HashSet::default(), false);
     let mut contexts = vec![];
     for template in degrees.iter().flat_map(|degrees| space.context_styles(degrees)) {
-        let key = (template.tp, template.cp, template.dp, template.sequence_parallel);
-        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&template)));
         let (all, shared) = (space.micro_batches(&template), Arc::new(template));
         let mut d = Decisions::clone(&shared);
+        let Some(&first) = all.first() else { continue };
+        (d.micro_batch, d.micro_batches) = first;
+        let key = (d.tp, d.cp, d.dp, d.sequence_parallel);
+        let kinds = known.entry(key).or_insert_with(|| by_pairs(space.expert_splits(&d)));
         for (micro_batch, micro_batches) in all {
             (d.micro_batch, d.micro_batches) = (micro_batch, micro_batches);
             for splits in kinds.iter().filter(|splits| !splits.is_empty()) {
@@ -68,4 +70,34 @@ fn by_pairs(splits: Vec<ExpertSplit>) -> [Arc<[ExpertSplit]>; 2] {
 /// Whether only a family of partitions is tried of some pipeline.
 fn has_family(choices: &PipelineChoices, d: &Decisions, layers: usize) -> bool {
     choices.pipelines(d).any(|d| is_family(&d, layers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::restrictions::Restrictions;
+
+    #[test]
+    fn contexts_hold_the_whole_space() {
+        let selene = models::cluster::shipped("selene").and_then(Result::ok).expect("it reads");
+        for (model, gpus, runnable, settings) in [
+            ("gpt_1.7b", 48, false, &[][..]),
+            ("mixtral_8x7b", 64, false, &["tp=2"]),
+            ("mixtral_8x7b", 64, true, &["pp=2"]),
+            ("mixtral_8x7b", 64, true, &["micro_batch=2", "pp=4"]),
+            // Eight heads of keys and values allow no Ulysses degree of 12, but one of 4.
+            ("grok1", 24, true, &["cp=12", "tp=1", "pp=2", "cp_style=ulysses,hybrid"]),
+        ] {
+            let mut model = models::model::shipped(model).and_then(Result::ok).expect("it reads");
+            if model.name == "grok1" {
+                model.seq_len = 6144;
+            }
+            let restrictions = Restrictions::parse(settings).expect("they are valid");
+            let restrictions = Restrictions { runnable, ..restrictions };
+            let task = Task::new(&model, &selene, gpus, &restrictions);
+            let counted: u64 = all(&task, 2).0.iter().map(Context::count).sum();
+            assert_eq!(counted, task.space().count(), "{settings:?}");
+            assert!(counted > 0, "{} {runnable} {settings:?}", model.name);
+        }
+    }
 }
