@@ -11,8 +11,8 @@ use models::decisions::Decisions;
 use models::schedule::ScheduleName;
 use std::rc::Rc;
 
-/// Pipelines that a dive bounds with the recomputation that memory makes necessary. With 8, 45
-/// requests that take longer than a second got no better plans.
+/// Pipelines that a dive bounds with the recomputation that memory makes necessary. With 8, fewer
+/// dives fit into a second: see docs/decisions/040.
 const CHECKED: usize = 4;
 /// Micro-batches times stages up to which an order of passes is generated in a dive: 10 ms.
 const FEW_PASSES: u64 = 1 << 13;
