@@ -35,7 +35,7 @@ fn machine() -> CpuEmulator {
 
 /// A GPU whose queues lag.
 fn gpu(machine: &CpuEmulator) -> cuda::Gpu {
-    cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine.clone(), Duration::from_micros(200))))
+    cuda::Gpu::on(Arc::new(AsyncEmulator::new(machine.clone(), Duration::from_micros(50))))
 }
 
 /// A case's samples with some labels masked: different ones, and a different number, in each step.

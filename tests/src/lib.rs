@@ -10,6 +10,8 @@ pub mod small;
 pub mod sources;
 pub mod stages;
 
+use rayon::prelude::*;
+
 /// Instances of a random test: `quick`; `slow` with the feature `slow`; with `thorough` a third of
 /// those.
 pub fn instances(quick: u64, slow: u64) -> u64 {
@@ -18,6 +20,22 @@ pub fn instances(quick: u64, slow: u64) -> u64 {
         (true, false) => (slow / 3).max(quick),
         (false, false) => quick,
     }
+}
+
+/// What `examine` gives for the first seeds from `first` on, as many as are `wanted`, for which it
+/// gives anything; on all cores.
+pub fn examined<T: Send>(
+    first: u64,
+    wanted: u64,
+    examine: impl Fn(u64) -> Option<T> + Sync,
+) -> Vec<T> {
+    let (mut results, mut next) = (vec![], first);
+    while (results.len() as u64) < wanted {
+        let seeds = next..next + (wanted - results.len() as u64);
+        next = seeds.end;
+        results.par_extend(seeds.into_par_iter().filter_map(&examine));
+    }
+    results
 }
 
 /// Whether two times are equal up to rounding.

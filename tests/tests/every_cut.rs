@@ -2,7 +2,8 @@
 //! configurations with several chunks per pipeline rank.
 
 use meshwright_tests::random::Random;
-use meshwright_tests::{brute, close, instances, small};
+use meshwright_tests::{brute, close, examined, instances, small};
+use models::schedule::ScheduleName;
 use planner::bounds::recompute_knapsack::RecomputeKnapsack;
 use planner::bounds::states::StateView;
 use planner::bounds::whole_layers::WholeLayers;
@@ -16,7 +17,7 @@ use planner::request::task::SOLVER_WORK;
 use planner::search::every_cut::EveryCut;
 use planner::search::search;
 use planner::until::Until;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 /// Maximum number of placements of one configuration.
 const MOST_PLACEMENTS: usize = 5_000;
@@ -55,11 +56,11 @@ fn brute_s(case: &Configuration<'_>) -> Option<f64> {
     Some(priced.fold(f64::INFINITY, f64::min))
 }
 
-/// Asserts that neither whole layers nor the relaxation rule out the best placement, and returns 1
-/// where whole layers rule out what takes a tenth less.
-fn bounds_hold(case: &Configuration<'_>, best_s: f64, what: &str) -> u64 {
+/// Asserts that neither whole layers nor the relaxation rule out the best placement, and returns
+/// whether whole layers rule out what takes a tenth less.
+fn bounds_hold(case: &Configuration<'_>, best_s: f64, what: &str) -> bool {
     if best_s.is_infinite() {
-        return 0;
+        return false;
     }
     let (cache, d) = (case.cache, &case.decisions);
     let layer_costs = cache.layer_costs(d);
@@ -80,94 +81,103 @@ fn bounds_hold(case: &Configuration<'_>, best_s: f64, what: &str) -> u64 {
     let relaxed = relaxation::solve(&problem, vec![], best_s * 1.5, limits, scratch);
     let holds = !relaxed.nothing_below && relaxed.bound_s <= best_s * (1.0 + 1e-6);
     assert!(holds, "{what}: {} above {best_s}", relaxed.bound_s);
-    u64::from(!whole.is_below(0.9 * best_s))
+    !whole.is_below(0.9 * best_s)
+}
+
+/// A configuration whose best placement is known.
+struct Compared {
+    schedule: ScheduleName,
+    /// Whether anything fits, and whether the best placement recomputes.
+    feasible: bool,
+    recomputes: bool,
+    /// Whether the bound by whole layers comes within a tenth of the best time.
+    tight: bool,
+}
+
+/// Compares the program over every cut with brute force; `None` where there are too many cuts.
+fn compared(seed: u64) -> Option<Compared> {
+    with_random_case(seed, |case| {
+        let best_s = brute_s(case)?;
+        let d = &case.decisions;
+        let what = format!("seed {seed}: {d:?}");
+        let tight = bounds_hold(case, best_s, &what);
+        let result = |feasible, recomputes| {
+            Some(Compared { schedule: d.schedule, feasible, recomputes, tight })
+        };
+        let found = solved(case, f64::INFINITY);
+        assert!(found.report.proven, "{what}: not proven");
+        let Some((placed, found_s)) = found.best else {
+            assert!(best_s.is_infinite(), "{what}: {best_s} by brute force, nothing found");
+            return result(false, false);
+        };
+        assert!(close(found_s, best_s), "{what}: {found_s} beside {best_s} by brute force");
+        let priced = case.price(&placed, &mut Scratch::default());
+        assert!(priced.fits, "{what}: {placed:?} does not fit");
+        assert!(close(case.pipeline_s(priced.iteration_s), best_s), "{what}: {placed:?}");
+        // A cut-off hides nothing below it, and nothing lies below the best.
+        let above = solved(case, best_s * 1.001).best;
+        assert!(above.is_some_and(|(_, s)| close(s, best_s)), "{what}: hidden by a cut-off");
+        let below = solved(case, best_s * 0.999);
+        assert!(below.report.proven && below.best.is_none(), "{what}: {below:?}");
+        result(true, placed.iter().any(|s| s.recompute.iter().any(|n| n[1] + n[2] > 0)))
+    })
 }
 
 #[test]
 fn the_program_over_every_cut_equals_brute_force() {
-    let (mut compared, mut feasible, mut beyond, mut tight) = (0, 0, 0, 0);
-    let mut by_schedule: BTreeMap<String, u64> = BTreeMap::new();
-    let mut seed = 7_000_000;
-    while compared < instances(500, 1500) {
-        seed += 1;
-        let _ = with_random_case(seed, |case| {
-            let best_s = brute_s(case)?;
-            compared += 1;
-            let d = &case.decisions;
-            let what = format!("seed {seed}: {d:?}");
-            tight += bounds_hold(case, best_s, &what);
-            let found = solved(case, f64::INFINITY);
-            assert!(found.report.proven, "{what}: not proven");
-            let Some((placed, found_s)) = found.best else {
-                assert!(best_s.is_infinite(), "{what}: {best_s} by brute force, nothing found");
-                return Some(());
-            };
-            assert!(close(found_s, best_s), "{what}: {found_s} beside {best_s} by brute force");
-            let priced = case.price(&placed, &mut Scratch::default());
-            assert!(priced.fits, "{what}: {placed:?} does not fit");
-            assert!(close(case.pipeline_s(priced.iteration_s), best_s), "{what}: {placed:?}");
-            // A cut-off hides nothing below it, and nothing lies below the best.
-            let above = solved(case, best_s * 1.001).best;
-            assert!(above.is_some_and(|(_, s)| close(s, best_s)), "{what}: hidden by a cut-off");
-            let below = solved(case, best_s * 0.999);
-            assert!(below.report.proven && below.best.is_none(), "{what}: {below:?}");
-            feasible += 1;
-            let recomputes = placed.iter().any(|s| s.recompute.iter().any(|n| n[1] + n[2] > 0));
-            beyond += u64::from(recomputes);
-            *by_schedule.entry(d.schedule.to_string()).or_default() += 1;
-            Some(())
-        });
-    }
-    println!("{compared} compared, {feasible} feasible, {beyond} recompute, {by_schedule:?}");
-    assert!(feasible * 2 > compared, "only {feasible} of {compared} fit");
+    let all = examined(7_000_001, instances(500, 1500), compared);
+    let count = |is: fn(&Compared) -> bool| all.iter().filter(|one| is(one)).count();
+    let [feasible, recompute, tight] =
+        [count(|one| one.feasible), count(|one| one.recomputes), count(|one| one.tight)];
+    let schedules: BTreeSet<String> =
+        all.iter().filter(|one| one.feasible).map(|one| one.schedule.to_string()).collect();
+    println!("{} compared, {feasible} feasible, {recompute} recompute, {schedules:?}", all.len());
+    assert!(feasible * 2 > all.len(), "only {feasible} of {} fit", all.len());
     println!("the whole layers' bound comes within 10 % of {tight}");
     assert!(tight * 8 > feasible, "{tight}");
-    assert!(by_schedule.len() >= 8 && beyond * 10 > feasible, "{by_schedule:?}, {beyond}");
+    assert!(schedules.len() >= 8 && recompute * 10 > feasible, "{schedules:?}, {recompute}");
+}
+
+/// Whether a plan is proven over every cut, after a comparison with brute force; `None` where the
+/// search finds nothing.
+fn is_closed(seed: u64) -> Option<bool> {
+    let random = &mut Random::new(seed);
+    let layers = random.whole(5, 9);
+    let model = small::model_of(random, layers);
+    let (cluster, gpus) = (small::cluster(random, &model), random.pick(&[2, 3, 4]));
+    // Few cuts would all be listed.
+    let settings = ["pp>=2", "vpp>=2", "cp=1", "micro_batch=1", "offload=none"];
+    let restrictions = Restrictions::parse(&settings).expect("they are valid");
+    let all = Task::new(&model, &cluster, gpus, &restrictions);
+    let listed = search(&all, &mut |_| {}).best?;
+    let outcome = search(&Task { every_cut_work: SOLVER_WORK, ..all.clone() }, &mut |_| {});
+    let found = outcome.best?;
+    let gap = outcome.proof.every_cut_gap.expect("it was looked into");
+    let plan_s = found.priced.iteration_s;
+    let what = format!("seed {seed}: {plan_s} of {:?}, gap {gap}", found.decisions);
+    assert!(plan_s <= listed.priced.iteration_s * (1.0 + 1e-9), "{what}: listed is faster");
+    assert!(found.priced.fits && gap <= outcome.proof.gap, "{what}");
+    let cache = CostCache::new(&model, &cluster, gpus);
+    let mut combinations = brute::combinations(&all);
+    combinations.retain(|d| d.vpp > 1 && !d.post_validation);
+    let case = |d| Configuration::new(&cache, d).ok();
+    let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
+    promising.sort_by(|a, b| a.mean_load_s().total_cmp(&b.mean_load_s()));
+    for case in promising.into_iter().take(40) {
+        let Some(best_s) = brute_s(&case) else { continue };
+        let best_s = case.with_overheads_s(best_s);
+        let least_s = plan_s * (1.0 - gap) * (1.0 - 1e-6);
+        assert!(best_s >= least_s, "{what}: {best_s} of {:?}", case.decisions);
+    }
+    Some(gap == 0.0)
 }
 
 /// What `--prove` says holds: no placement of a random configuration lies further below the plan
 /// than its gap over every cut, and a gap of 0 means that none is faster.
 #[test]
 fn no_placement_beats_a_plan_by_more_than_its_gap_over_every_cut() {
-    let (mut compared, mut closed, mut improved) = (0, 0, 0);
-    let mut seed = 8_000_000;
-    while compared < instances(60, 600) {
-        seed += 1;
-        let random = &mut Random::new(seed);
-        let layers = random.whole(5, 9);
-        let model = small::model_of(random, layers);
-        let (cluster, gpus) = (small::cluster(random, &model), random.pick(&[2, 3, 4]));
-        // Few cuts would all be listed.
-        let settings = ["pp>=2", "vpp>=2", "cp=1", "micro_batch=1", "offload=none"];
-        let restrictions = Restrictions::parse(&settings).expect("they are valid");
-        let all = Task::new(&model, &cluster, gpus, &restrictions);
-        let listed = search(&all, &mut |_| {});
-        let outcome = search(&Task { every_cut_work: SOLVER_WORK, ..all.clone() }, &mut |_| {});
-        let (Some(listed), Some(found)) = (listed.best, outcome.best) else { continue };
-        let gap = outcome.proof.every_cut_gap.expect("it was looked into");
-        let plan_s = found.priced.iteration_s;
-        let what = format!("seed {seed}: {plan_s} of {:?}, gap {gap}", found.decisions);
-        assert!(plan_s <= listed.priced.iteration_s * (1.0 + 1e-9), "{what}: listed is faster");
-        assert!(found.priced.fits && gap <= outcome.proof.gap, "{what}");
-        closed += u64::from(gap == 0.0);
-        improved += u64::from(plan_s < listed.priced.iteration_s * (1.0 - 1e-6));
-        compared += 1;
-        let cache = CostCache::new(&model, &cluster, gpus);
-        let mut combinations = brute::combinations(&all);
-        combinations.retain(|d| d.vpp > 1 && !d.post_validation);
-        let case = |d| Configuration::new(&cache, d).ok();
-        let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
-        promising.sort_by(|a, b| a.mean_load_s().total_cmp(&b.mean_load_s()));
-        for case in promising.into_iter().take(40) {
-            let Some(best_s) = brute_s(&case) else { continue };
-            let best_s = case.with_overheads_s(best_s);
-            let least_s = plan_s * (1.0 - gap) * (1.0 - 1e-6);
-            assert!(best_s >= least_s, "{what}: {best_s} of {:?}", case.decisions);
-        }
-    }
-    println!(
-        "{compared} plans, {closed} proven over every cut, {improved} faster than listed ones"
-    );
+    let all = examined(8_000_001, instances(60, 600), is_closed);
+    let closed = all.iter().filter(|closed| **closed).count();
     // Models this small have few cuts, and the search mostly finds the best itself.
-    assert!(closed * 2 > compared, "{closed} closed, {improved} improved");
+    assert!(closed * 2 > all.len(), "{closed} of {} closed", all.len());
 }

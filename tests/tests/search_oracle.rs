@@ -4,7 +4,7 @@
 use meshwright_tests::brute;
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
-use meshwright_tests::{close, instances};
+use meshwright_tests::{close, examined, instances};
 use planner::request::Task;
 use planner::search::{Outcome, search};
 use planner::until::Until;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 /// Maximum number of placements of one instance.
 const MOST_PLACEMENTS: u64 = 30_000;
 
+#[derive(Default)]
 struct Tally {
     compared: u64,
     feasible: u64,
@@ -21,6 +22,17 @@ struct Tally {
     /// split backward pass or stages on a V.
     kinds: [u64; 4],
     failures: Vec<String>,
+}
+
+impl Tally {
+    fn with(mut self, other: Self) -> Self {
+        self.compared += other.compared;
+        self.feasible += other.feasible;
+        self.placements += other.placements;
+        self.kinds.iter_mut().zip(other.kinds).for_each(|(count, more)| *count += more);
+        self.failures.extend(other.failures);
+        self
+    }
 }
 
 #[test]
@@ -52,54 +64,46 @@ fn the_search_equals_brute_force_with_activations_on_the_host() {
     assert!(tally.kinds[1] * 10 > tally.compared, "recomputing never pays");
 }
 
-fn compare_all(wanted: u64, change: impl Fn(&mut Instance)) -> Tally {
-    let mut tally =
-        Tally { compared: 0, feasible: 0, placements: 0, kinds: [0; 4], failures: vec![] };
-    let mut seed = 0;
-    while tally.compared < wanted {
+fn compare_all(wanted: u64, change: impl Fn(&mut Instance) + Sync) -> Tally {
+    let changed = |seed| {
         let mut instance = Instance::random(&mut Random::new(seed));
         change(&mut instance);
-        compare(seed, &instance, &mut tally);
-        seed += 1;
-    }
+        compare(seed, &instance)
+    };
+    let tallies = examined(0, wanted, changed);
+    let tally = tallies.into_iter().fold(Tally::default(), Tally::with);
     let Tally { compared, feasible, placements, kinds, failures } = &tally;
-    println!("{compared} of {seed} instances, {feasible} feasible, {placements} placements");
+    println!("{compared} instances, {feasible} feasible, {placements} placements");
     println!("best with pipeline, recomputation, sharded state, split or V: {kinds:?}");
     let shown: Vec<&String> = failures.iter().take(3).collect();
     assert!(failures.is_empty(), "{} of {compared} differ: {shown:#?}", failures.len());
     tally
 }
 
-fn compare(seed: u64, instance: &Instance, tally: &mut Tally) {
+/// Compares one instance; `None` if it has too many placements.
+fn compare(seed: u64, instance: &Instance) -> Option<Tally> {
     let restrictions = instance.restrictions();
     let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-    let Some(answer) = brute::best(&task, MOST_PLACEMENTS) else { return };
+    let answer = brute::best(&task, MOST_PLACEMENTS)?;
     let outcome = search(&task, &mut |_| {});
-    tally.compared += 1;
-    tally.feasible += u64::from(answer.best.is_some());
-    tally.placements += answer.placements;
-    if let Some((d, placed, _)) = &answer.best {
-        let recomputes = placed
-            .iter()
-            .flat_map(|stage| &stage.recompute)
-            .any(|recompute| recompute[1] + recompute[2] > 0);
-        for (count, is) in tally.kinds.iter_mut().zip([
-            d.pp > 1,
-            recomputes,
-            d.zero_stage > 0,
-            !d.schedule.is_whole(),
-        ]) {
-            *count += u64::from(is);
-        }
-    }
+    let kinds = answer.best.as_ref().map_or([0; 4], |(d, placed, _)| {
+        let mut splits = placed.iter().flat_map(|stage| &stage.recompute);
+        let recomputes = splits.any(|recompute| recompute[1] + recompute[2] > 0);
+        [d.pp > 1, recomputes, d.zero_stage > 0, !d.schedule.is_whole()].map(u64::from)
+    });
     let found = describe(&outcome);
-    if let Some(what) = difference(&answer, &outcome) {
-        let known = answer.best.map(|(d, placed, priced)| (priced.iteration_s, d, placed));
-        tally.failures.push(format!(
-            "seed {seed}, {} GPUs, {:?}: {what}\n brute {known:?}\n search {found}",
-            instance.gpus, instance.settings
-        ));
-    }
+    let failure = difference(&answer, &outcome).map(|what| {
+        let known = answer.best.as_ref().map(|(d, placed, priced)| (priced.iteration_s, d, placed));
+        let (gpus, settings) = (instance.gpus, &instance.settings);
+        format!("seed {seed}, {gpus} GPUs, {settings:?}: {what}\n brute {known:?}\n search {found}")
+    });
+    Some(Tally {
+        compared: 1,
+        feasible: u64::from(answer.best.is_some()),
+        placements: answer.placements,
+        kinds,
+        failures: failure.into_iter().collect(),
+    })
 }
 
 fn describe(outcome: &Outcome) -> String {
@@ -161,42 +165,47 @@ fn the_search_equals_brute_force_with_zb_auto() {
     assert!(own > 20, "{own} of {compared}");
 }
 
+/// Of a search that was stopped in several ways, asserts that the optimum lies within each gap, and
+/// returns the number of gaps; `None` if the instance has too many placements.
+fn unfinished(seed: u64) -> Option<u64> {
+    let mut random = Random::new(seed);
+    let instance = Instance::random(&mut random);
+    let restrictions = instance.restrictions();
+    let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+    let answer = brute::best(&task, MOST_PLACEMENTS)?;
+    let optimum_s = answer.best.map_or(f64::INFINITY, |(.., priced)| priced.iteration_s);
+    let most_expansions = random.scaled(1.0, 300.0) as u64;
+    let counted = Task { most_expansions, ..task.clone() };
+    let outcome = search(&counted, &mut |_| {});
+    let again = search(&counted, &mut |_| {});
+    assert_eq!((describe(&outcome), outcome.proof), (describe(&again), again.proof));
+    let soon = Instant::now() + Duration::from_secs_f64(random.scaled(1e-5, 2e-2));
+    let until = Until { deadline: Some(soon), ..Until::default() };
+    let timed = search(&Task { until, ..task.clone() }, &mut |_| {});
+    let first = search(&Task { any: true, ..task.clone() }, &mut |_| {});
+    let mut unfinished = 0;
+    for stopped in [&outcome, &timed, &first] {
+        let gap = stopped.proof.searched_gap;
+        unfinished += u64::from(gap > 0.0);
+        let found_s = stopped.best.as_ref().map(|found| found.priced.iteration_s);
+        let holds = match found_s {
+            Some(found_s) => optimum_s >= found_s * (1.0 - gap) * (1.0 - 1e-9),
+            None => gap > 0.0 || optimum_s == f64::INFINITY,
+        };
+        assert!(holds, "seed {seed}: {optimum_s} is not within {gap} of {found_s:?}");
+        let proof = &stopped.proof;
+        let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
+        assert_eq!(proof.placed + cut, proof.candidates, "seed {seed}: counted twice");
+    }
+    Some(unfinished)
+}
+
 /// Wherever a search is stopped, by a number of expansions or by the clock, the optimum lies within
 /// its gap. Stopped by a number, it gives the same plan and proof again.
 #[test]
 fn the_gap_of_a_search_that_was_stopped_holds() {
-    let (mut compared, mut unfinished, mut seed) = (0, 0, 0);
-    while compared < instances(150, 2000) {
-        let mut random = Random::new(seed);
-        let instance = Instance::random(&mut random);
-        seed += 1;
-        let restrictions = instance.restrictions();
-        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-        let Some(answer) = brute::best(&task, MOST_PLACEMENTS) else { continue };
-        compared += 1;
-        let optimum_s = answer.best.map_or(f64::INFINITY, |(.., priced)| priced.iteration_s);
-        let most_expansions = random.scaled(1.0, 300.0) as u64;
-        let counted = Task { most_expansions, ..task.clone() };
-        let outcome = search(&counted, &mut |_| {});
-        let again = search(&counted, &mut |_| {});
-        assert_eq!((describe(&outcome), outcome.proof), (describe(&again), again.proof));
-        let soon = Instant::now() + Duration::from_secs_f64(random.scaled(1e-5, 2e-2));
-        let until = Until { deadline: Some(soon), ..Until::default() };
-        let timed = search(&Task { until, ..task.clone() }, &mut |_| {});
-        let first = search(&Task { any: true, ..task.clone() }, &mut |_| {});
-        for stopped in [&outcome, &timed, &first] {
-            let gap = stopped.proof.searched_gap;
-            unfinished += u64::from(gap > 0.0);
-            let found_s = stopped.best.as_ref().map(|found| found.priced.iteration_s);
-            let holds = match found_s {
-                Some(found_s) => optimum_s >= found_s * (1.0 - gap) * (1.0 - 1e-9),
-                None => gap > 0.0 || optimum_s == f64::INFINITY,
-            };
-            assert!(holds, "seed {seed}: {optimum_s} is not within {gap} of {found_s:?}");
-            let proof = &stopped.proof;
-            let cut = proof.cut_by_time + proof.cut_by_memory + proof.cut_by_dominance;
-            assert_eq!(proof.placed + cut, proof.candidates, "seed {seed}: counted twice");
-        }
-    }
+    let all = examined(0, instances(150, 2000), unfinished);
+    let unfinished: u64 = all.iter().sum();
+    let compared = all.len() as u64;
     assert!(unfinished * 4 > compared, "of {compared} searches only {unfinished} were cut short");
 }

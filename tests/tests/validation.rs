@@ -111,15 +111,18 @@ fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_t
         let off = (shipped / value - 1.0).abs();
         assert!(off < 5e-3, "{:?} {}: {shipped}, fitted {value}", knob.owner, knob.field.key);
     }
+    let observations = fitted.observations(&samples);
     let fold = folds(&samples);
-    let unseen = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
+    let unseen =
+        held_out(&fitted, &samples, &observations, |sample| fold[&sample.row.group].to_string());
     for (generation, band) in bands(&samples, &unseen) {
         let software = models::cluster::software(&generation).expect("shipped files read");
         let shipped = software.and_then(|software| software.error_band);
         let off = shipped.map(|shipped| (shipped - band).abs());
         assert!(off.is_some_and(|off| off < 0.0051), "{generation}: {shipped:?}, earned {band}");
     }
-    let left_out = held_out(&fitted, &samples, |sample| sample.setup.generation.clone());
+    let left_out =
+        held_out(&fitted, &samples, &observations, |sample| sample.setup.generation.clone());
     let shipped = models::cluster::measured_runs().expect("shipped files read").unseen_band;
     assert!((shipped - band(&samples, &left_out)).abs() < 0.0051, "{shipped}");
     let ran: Vec<&row::Row> = samples.iter().map(|sample| sample.row).collect();
@@ -132,7 +135,8 @@ fn the_shipped_constants_are_the_fits_and_runs_unseen_are_predicted_as_well_as_t
     };
     of(&unseen, &UNSEEN_RATCHET);
     of(&left_out, &GENERATION_RATCHET);
-    let architectures = held_out(&fitted, &samples, |sample| architecture(sample.row).to_owned());
+    let architectures =
+        held_out(&fitted, &samples, &observations, |sample| architecture(sample.row).to_owned());
     of(&architectures, &ARCHITECTURE_RATCHET);
 }
 

@@ -26,12 +26,16 @@ fn main() -> anyhow::Result<()> {
     let samples = samples(&rows);
     eprintln!("{} rows", samples.len());
     let mut fitted = fit(&samples);
+    let observations = fitted.observations(&samples);
     let fold = folds(&samples);
-    let cross = held_out(&fitted, &samples, |sample| fold[&sample.row.group].to_string());
-    let source = held_out(&fitted, &samples, |sample| sample.row.file.clone());
+    let cross =
+        held_out(&fitted, &samples, &observations, |sample| fold[&sample.row.group].to_string());
+    let source = held_out(&fitted, &samples, &observations, |sample| sample.row.file.clone());
     fitted.bands = bands(&samples, &cross);
-    let generation = held_out(&fitted, &samples, |sample| sample.setup.generation.clone());
-    let model = held_out(&fitted, &samples, |sample| architecture(sample.row).to_owned());
+    let generation =
+        held_out(&fitted, &samples, &observations, |sample| sample.setup.generation.clone());
+    let model =
+        held_out(&fitted, &samples, &observations, |sample| architecture(sample.row).to_owned());
     let scaled = [ScaledBy::All, ScaledBy::Others].map(|by| calibrated(&samples, &source, by));
     if std::env::var_os("SHOW_ROWS").is_some() {
         show_rows(&samples, [&fitted.errors(&samples), &cross, &source, &generation, &model]);

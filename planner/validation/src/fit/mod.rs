@@ -6,13 +6,14 @@
 //! whole fit.
 
 pub mod knobs;
-pub(super) mod solve;
+pub mod solve;
 pub mod write;
 
 use super::row::Row;
 use super::setup::{Setup, setup};
 use knobs::{Knob, knobs};
 use models::cluster::Runs;
+use rayon::prelude::*;
 use solve::{Observation, Prior, solve};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,12 +71,14 @@ pub fn fit(samples: &[Sample<'_>]) -> Fit {
 
 /// Signed errors of samples, each predicted by constants fitted without the samples of its part and
 /// without all groups of these samples, since sources repeat each other's runs.
+///
+/// `observations` are those of the samples under `fit` ([`Fit::observations`]).
 pub fn held_out(
     fit: &Fit,
     samples: &[Sample<'_>],
+    observations: &[Observation],
     part: impl Fn(&Sample<'_>) -> String,
 ) -> Vec<f64> {
-    let observations = fit.observations(samples);
     let names: Vec<String> = samples.iter().map(part).collect();
     let parts: BTreeSet<&String> = names.iter().collect();
     let mut errors = vec![0.0; samples.len()];
@@ -221,12 +224,13 @@ impl Fit {
         (predicted_s / sample.measured_s).ln()
     }
 
-    fn observations(&self, samples: &[Sample<'_>]) -> Vec<Observation> {
+    /// The samples, linearized around these constants.
+    pub fn observations(&self, samples: &[Sample<'_>]) -> Vec<Observation> {
         let mut sizes: BTreeMap<&String, f64> = BTreeMap::new();
         for sample in samples {
             *sizes.entry(&sample.row.group).or_default() += 1.0;
         }
-        let observation = |sample: &Sample<'_>| {
+        let observed = |sample: &Sample<'_>| {
             let residual = self.log_ratio(sample);
             let slope = |(index, knob): (usize, &Knob)| {
                 let mut moved = self.clone();
@@ -242,7 +246,7 @@ impl Fit {
             let weight = 1.0 / sizes[&sample.row.group];
             Observation { residual, slopes, weight }
         };
-        samples.iter().map(observation).collect()
+        samples.par_iter().map(observed).collect()
     }
 
     /// Index of the constant whose value is a knob's prior mean.
