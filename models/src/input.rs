@@ -453,9 +453,15 @@ fn one_of(what: &str, given: &str, expected: &[&'static str]) -> String {
     format!("{nearest}valid {what}: {}", expected.join(", "))
 }
 
-/// The candidate that `given` probably misspells: at most a third of it is wrong.
+/// The candidate that `given` probably misspells: the first that it is a piece of, or one of which
+/// at most a third is wrong.
 pub fn nearest<'a>(given: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    let given: Vec<char> = given.to_lowercase().chars().take(64).collect();
+    let given = given.to_lowercase();
+    let whole = candidates.iter().find(|candidate| candidate.contains(&given));
+    if let Some(whole) = whole.filter(|_| given.len() >= 3) {
+        return Some(whole);
+    }
+    let given: Vec<char> = given.chars().take(64).collect();
     let scored = candidates.iter().map(|candidate| (edits(&given, candidate), *candidate));
     let (distance, best) = scored.min_by_key(|(distance, _)| *distance)?;
     (distance * 3 <= given.len().max(3)).then_some(best)

@@ -5,7 +5,7 @@
 
 use crate::decisions::{Decisions, Dtype, Recompute};
 use crate::formulas::{activation, attention, communication, flops};
-use crate::model::{Activation, LayerKind, ModelSpec, Moe};
+use crate::model::{Activation, LayerKind, ModelSpec};
 
 /// How one micro-batch of one layer is split over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,12 +200,12 @@ pub fn routed_copies(model: &ModelSpec) -> f64 {
     })
 }
 
-/// Copies of a token on the fullest rank, over the tokens of a rank: [`routed_copies`] times the
-/// imbalance. A capacity pads all ranks to one size.
-pub fn fullest_copies(model: &ModelSpec) -> f64 {
-    let even = |moe: &Moe| moe.capacity_factor.is_some();
-    let uneven = model.moe.as_ref().filter(|moe| !even(moe)).map_or(1.0, |moe| moe.imbalance);
-    routed_copies(model) * uneven
+/// Copies of a token on the fullest of `ep` ranks, over the tokens of a rank: [`routed_copies`]
+/// times the imbalance, or the worst that these ranks can have. A capacity pads all ranks to one
+/// size.
+pub fn fullest_copies(model: &ModelSpec, ep: u64) -> f64 {
+    let imbalance = model.moe.as_ref().map_or(1.0, |moe| moe.imbalance);
+    routed_copies(model) * worst_imbalance(model, ep).map_or(1.0, |worst| imbalance.min(worst))
 }
 
 /// The imbalance if every token of an expert-parallel group went to as many experts of one rank as
@@ -225,7 +225,7 @@ pub fn expert_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
 
 /// The same on the fullest rank.
 pub fn fullest_expert_gemms(model: &ModelSpec, split: &Split) -> Vec<Gemm> {
-    expert_gemms_of(model, split, fullest_copies(model))
+    expert_gemms_of(model, split, fullest_copies(model, split.ep))
 }
 
 fn expert_gemms_of(model: &ModelSpec, split: &Split, copies: f64) -> Vec<Gemm> {
@@ -291,7 +291,8 @@ pub fn streams(model: &ModelSpec, kind: LayerKind, split: &Split, dtype: Dtype) 
 /// Elements of the routed copies of tokens on the fullest rank: the dispatch, or the combine.
 pub fn routed_elements(model: &ModelSpec, split: &Split) -> f64 {
     let tokens = split.resident_tokens(model) as f64;
-    communication::dispatched_elements(tokens, fullest_copies(model), model.hidden as f64)
+    let copies = fullest_copies(model, split.ep);
+    communication::dispatched_elements(tokens, copies, model.hidden as f64)
 }
 
 /// Elements that come out of the activation function on one rank.
@@ -299,7 +300,7 @@ fn activated_elements(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64 
     let tokens = split.tokens(model) as f64;
     match (&model.moe, kind.moe) {
         (Some(moe), true) => {
-            let routed = split.resident_tokens(model) as f64 * fullest_copies(model);
+            let routed = split.resident_tokens(model) as f64 * fullest_copies(model, split.ep);
             routed * moe.ffn as f64 + tokens * (moe.shared_ffn / split.tp) as f64
         }
         _ => tokens * (model.mlp.ffn / split.tp) as f64,
@@ -430,7 +431,7 @@ fn score_bytes(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64, select
 fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
     let (Some(moe), true) = (&model.moe, kind.moe) else { return 0.0 };
     let resident = split.resident_tokens(model) as f64;
-    let copies = fullest_copies(model) * split.etp as f64;
+    let copies = fullest_copies(model, split.ep) * split.etp as f64;
     activation::routing_bytes(resident, moe.experts as f64, copies, model.hidden as f64, e)
 }
 

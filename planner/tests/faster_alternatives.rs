@@ -33,8 +33,8 @@ fn a_faster_alternative_is_the_plan() {
         models::plan::Proof { gap: 0.5, searched_gap: 0.4, proven_optimal: false, ..outcome.proof };
     let mut answer = Answer::new(&all, Outcome { proof, ..outcome }).expect("something was found");
     let mut show = |_| {};
-    let mut asker = Asker::new(&all, slow_s, None, &mut show);
-    answer.alternatives = asker.alternatives(&answer.plan.decisions, 2);
+    let mut asker = Asker::new(&all, (slow_s, 0.0), None, &mut show, vec![]);
+    (answer.alternatives, _) = asker.alternatives(&answer.plan.decisions, 2);
     let [first, second] = [0, 1].map(|n| answer.alternatives[n].iteration_s);
     assert!(first < slow_s, "{first} {slow_s}");
     let better = answer.or_faster(&all);

@@ -67,7 +67,12 @@ impl ModelSpec {
             Positions::Learned { max } => max,
             Positions::Rope => MAX_SEQUENCE,
         };
-        self.seq_len = flag("--seq-len", tokens, most)?;
+        self.seq_len = flag("--seq-len", tokens, most).map_err(|error| match self.positions {
+            Positions::Learned { max } if tokens > max => {
+                error.help(format!("valid: 1 to {max}, as many as the model has learned positions"))
+            }
+            _ => error,
+        })?;
         self.lift(SEQUENCE_ASSUMED);
         if self.lift(BATCH_ASSUMED) {
             self.global_batch = assume_batch(tokens, &mut self.assumptions);

@@ -225,8 +225,9 @@ pub struct Moe {
     /// Tokens an expert takes, as a multiple of the balanced share; `None` is dropless.
     pub capacity_factor: Option<f64>,
     /// Tokens of the fullest expert-parallel rank over the mean, at least 1. It is an input, since
-    /// nothing predicts how a router spreads tokens. Where tokens are padded to a capacity it has
-    /// no effect.
+    /// nothing predicts how a router spreads tokens. Ranks that can have no such imbalance have
+    /// their worst one ([`crate::layer::worst_imbalance`]): without expert parallelism none. Where
+    /// tokens are padded to a capacity it has no effect.
     #[serde(default = "even_load", skip_serializing_if = "is_even_load")]
     pub imbalance: f64,
     /// How the router scores.

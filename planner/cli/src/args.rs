@@ -83,8 +83,8 @@ pub struct RequestArgs {
     /// memory model]
     #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
-    /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3 [default: the model
-    /// file's, else 1]
+    /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3; at most the worst
+    /// that `ep` ranks can have [default: the model file's, else 1]
     #[arg(long, value_name = "FACTOR")]
     pub expert_imbalance: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
@@ -398,9 +398,12 @@ pub struct GenerateArgs {
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
     /// Folder for the trainer: a new or an empty one, or a trainer's, whose generated files are
-    /// replaced
+    /// replaced unless they were changed
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
+    /// Replace files of a trainer that were changed, too
+    #[arg(long)]
+    pub overwrite: bool,
     /// The runtime it links with: a folder or a git URL [default: the one this program was built
     /// beside]
     #[arg(long, value_name = "PATH|GIT")]

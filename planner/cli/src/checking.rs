@@ -60,7 +60,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         output::print_json(&as_json(&found, proof.as_ref(), &notes))?;
     } else {
         let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
-        output::print(&(as_text(&args.plan, &plan, &found, proof.as_ref()) + &notes))?;
+        output::print(&(as_text(args, &plan, &found, proof.as_ref()) + &notes))?;
     }
     if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
 }
@@ -136,19 +136,23 @@ fn proof_json(verdict: &Verdict) -> Value {
     json!({"holds": holds, "least_s": least_s, "least_over_all_cuts_s": least_all_s})
 }
 
-fn as_text(path: &Path, plan: &Plan, found: &Checked, proof: Option<&Verdict>) -> String {
-    let path = path.display();
+fn as_text(args: &CheckArgs, plan: &Plan, found: &Checked, proof: Option<&Verdict>) -> String {
+    let (path, runnable) = (args.plan.display(), args.runnable);
     if !found.violations.is_empty() {
         let lines = found.violations.iter().map(|violation| format!("  {violation}\n"));
         let help = match found.prices {
             Prices::OtherCluster(_) => {
                 "was the plan made for a cluster file of its own? give that with --cluster FILE\n"
             }
+            Prices::Again(_, ref moved) if !moved.is_empty() => {
+                "was it edited, or made for another cluster of this name? give that with --cluster FILE\n"
+            }
             _ => "",
         };
         return format!("{path} does not work out:\n{}{help}", lines.collect::<String>());
     }
-    format!("{path} works out: {}\n", priced_words(plan, found)) + &proof_words(proof)
+    let runs = if runnable { "the trainer can run it\n" } else { "" };
+    format!("{path} works out: {}\n{runs}", priced_words(plan, found)) + &proof_words(proof)
 }
 
 /// The verdict on a valid plan, by how far its prices could be checked.

@@ -6,10 +6,11 @@ use crate::failure::Failure;
 use crate::limits::seconds;
 use crate::output::{self, Progress};
 use models::plan::{Objective, Plan};
+use models::text::shown;
 use planner::answer::compare::{SECONDS_AND_BYTES, against_one_f_one_b};
 use planner::answer::explain::{Asker, Explanation, Part, Tried};
 use planner::answer::explain_text;
-use planner::answer::recheck::in_memory_of;
+use planner::answer::recheck::{as_priced_now, in_memory_of};
 use planner::answer::text;
 use planner::request::Request;
 use planner::request::flags::request_of;
@@ -24,7 +25,12 @@ const EACH_S: f64 = 0.4;
 /// soon as it was searched.
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
-    let request = in_memory_of(&request_of(&plan, args.cluster.as_deref())?, &plan);
+    let request = request_of(&plan, args.cluster.as_deref())?;
+    let (plan, note) = as_priced_now(&request, plan, &args.plan.display().to_string())?;
+    if let Some(note) = note {
+        eprintln!("note: {}", shown(&note));
+    }
+    let request = in_memory_of(&request, &plan);
     // Alternatives are searched one by one, each with a limit of its own.
     let each = seconds(args.limit, EACH_S)?.map(Duration::from_secs_f64);
     if args.json {
@@ -50,7 +56,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
             if part == Part::Plain {
                 lines += &explain_text::binds(&plan, &bought);
             }
-            lines += &format!("\n{}", explain_text::heading(part, &tried.what));
+            lines += &format!("\n{}", explain_text::heading(part, &tried.what, each));
         }
         match part {
             Part::Bought => bought.push(tried.clone()),
@@ -86,7 +92,9 @@ fn explanation(
     let progress = RefCell::new(Progress::new());
     let mut failure = None;
     let mut show = |standing| progress.borrow_mut().show(standing);
-    let mut asker = Asker::new(request, plan.predicted.iteration_s, each, &mut show);
+    let own_s = plan.predicted.iteration_s;
+    let least_s = own_s * (1.0 - plan.proof.searched_gap);
+    let mut asker = Asker::new(request, (own_s, least_s), each, &mut show, vec![]);
     let found = asker.explain(&plan.decisions, &mut |part, tried| {
         // The progress line makes room for the alternative.
         progress.replace(Progress::new());

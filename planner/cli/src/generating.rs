@@ -7,6 +7,7 @@ use codegen::escape::shell;
 use codegen::{GenerateError, RuntimeSource, generate};
 use models::input::{InputError, Source, in_words};
 use models::plan::Plan;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -23,6 +24,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     may_hold_a_trainer(&args.output)?;
     for path in files.keys() {
         no_link(&args.output, Path::new(path))?;
+    }
+    if !args.overwrite {
+        keeps_changes(&args.output, &files, &runtime)?;
     }
     // The file by which the folder is recognized is written first.
     let (known_by, others): (Vec<_>, Vec<_>) =
@@ -76,6 +80,38 @@ fn is_trainer(manifest: &Path) -> bool {
     let first = source.as_ref().and_then(|source| source.text().lines().next());
     let hash = first.and_then(hash).unwrap_or_default();
     hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Refuses to replace files that are neither as they will be written nor as the plan beside them
+/// has them. Cargo itself changes the lock file.
+fn keeps_changes(
+    folder: &Path,
+    files: &BTreeMap<&'static str, String>,
+    runtime: &RuntimeSource,
+) -> Result<(), InputError> {
+    let before = Source::open(folder.join("plan.yaml")).ok();
+    let before =
+        before.and_then(|source| generate(&Plan::read(&source).ok()?, source.text(), runtime).ok());
+    let before = before.unwrap_or_default();
+    let is_changed = |path: &&&'static str| {
+        let found = fs::read_to_string(folder.join(path));
+        let as_written = |of: &BTreeMap<&'static str, String>| {
+            of.get(**path).is_some_and(|text| found.as_ref().is_ok_and(|found| found == text))
+        };
+        found.is_ok() && !as_written(files) && !as_written(&before)
+    };
+    let changed: Vec<_> =
+        files.keys().filter(|path| **path != "Cargo.lock").filter(is_changed).copied().collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "in {}, {} would be replaced: changed since it was generated, or by another version",
+        folder.display(),
+        changed.join(", ")
+    );
+    Err(InputError::new(message)
+        .help("give -o another folder, or --overwrite to lose what was changed"))
 }
 
 /// Refuses to write through a symbolic link inside the folder, which may lead out of it.

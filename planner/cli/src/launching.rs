@@ -4,6 +4,7 @@ use crate::args::LaunchArgs;
 use crate::children::{Asked, run_all, start};
 use crate::failure::Failure;
 use crate::output::say;
+use codegen::escape::shell;
 use models::input::{InputError, Source};
 use models::plan::Plan;
 use serde_json::Value;
@@ -37,6 +38,7 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     if let Some(processes) = args.processes {
         check_processes(&plan, processes)?;
     }
+    note_missing_data(args);
     let trainer = built(args, &manifest)?;
     say(&format!("starting {}", in_words(args, ranks(&plan))));
     let with_flags = |mut command: Command| {
@@ -94,6 +96,19 @@ fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     }
     let message = format!("-n {processes}: {} is for {ranks} ranks", plan.display());
     Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
+}
+
+/// Says before minutes of building that the trainer is not told what to train on. One that its user
+/// changed may know.
+fn note_missing_data(args: &LaunchArgs) {
+    let tells = |flag: &String| {
+        let name = flag.split('=').next().unwrap_or_default();
+        ["--data", "--help", "-h", "--version", "-V"].contains(&name)
+    };
+    if !args.flags.iter().any(tells) {
+        let folder = shell(&args.trainer.display().to_string());
+        say(&format!("note: trainers need data: plan launch {folder} -- --data FILE"));
+    }
 }
 
 /// The environment variable that holds the token by which ranks authenticate each other.

@@ -134,6 +134,10 @@ struct StepLike {
 /// The folder does not exist, or the path is another file, a symbolic link, or not a regular file.
 pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
     let name = path.display();
+    if name.to_string() == "-" {
+        let help = "leave it out to print the answer alone, or --json prints the whole plan";
+        return Err(InputError::new("-o takes the name of a file, not `-`").help(help));
+    }
     let kind = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return folder_exists(path),
         Err(error) => return Err(cannot_write(path, &error)),

@@ -16,15 +16,15 @@ use models::program::unsupported_decisions;
 use models::text::shown;
 use planner::answer::explain::{self, Asker};
 use planner::answer::explain_text;
-use planner::answer::recheck::in_memory_of;
+use planner::answer::recheck::{as_priced_now, in_memory_of};
 use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory};
-use planner::answer::report::{Alternative, Answer, NotRunnable};
+use planner::answer::report::{Answer, NotRunnable};
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
 use planner::request::Task;
 use planner::request::conflicts;
-use planner::request::flags::request_from;
+use planner::request::flags::{request_from, request_on};
 use planner::request::restrictions::{Choice, Restrictions};
 use planner::request::task::EVERY_CUT_WORK;
 use planner::search::{Effort, Empty, search};
@@ -42,8 +42,11 @@ const SINGLE_S: f64 = 0.05;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
-/// Share of the time for the plan itself where alternatives are asked for.
-const FIRST: f64 = 0.5;
+/// Share of the time for the plan itself where alternatives are asked for. The plan's search comes
+/// by most of them.
+const BEFORE_ALTERNATIVES: f64 = 0.7;
+/// The same where it is compared with what our trainer cannot run.
+const BESIDE_ALL: f64 = 0.5;
 /// Share of the time left for a configuration that fits; the rest is for what does not.
 const FITTING: f64 = 0.5;
 /// Share of the time for a single alternative.
@@ -64,7 +67,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     }
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
-    let share = if by_time && (args.top > 0 || request.runnable) { FIRST } else { 1.0 };
+    let share = match by_time {
+        true if request.runnable => BESIDE_ALL,
+        true if args.top > 0 => BEFORE_ALTERNATIVES,
+        _ => 1.0,
+    };
     let patience = Patience { answer_s: default_s, share, is_default: args.limit.is_default() };
     let found = patiently(&mut request, patience, |request| match &known {
         Some(plan) => again(request, plan),
@@ -83,8 +90,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let idle = request.gpus - gpus;
     request.gpus = gpus;
     refuse_impossible(&answer)?;
-    answer.alternatives = alternatives(&request, &answer, args);
-    answer = answer.or_faster(&request);
+    answer = with_alternatives(&request, answer, args);
     let compared = request.runnable && by_time;
     if compared {
         (answer.not_runnable, answer.not_runnable_gap) = not_runnable(&request, &answer);
@@ -97,7 +103,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         output::print_json(&answer.json())?;
         return complete(&request);
     }
-    let mut around = order + &text::close(&answer);
+    let mut around = order + &text::close(&answer, args.top);
     if compared {
         around += &text::runnable(&answer);
     }
@@ -145,6 +151,13 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
 /// Reads the request, or takes it from a plan, and prints the warnings about its model file.
 fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputError> {
     if let Some(plan) = known {
+        let own = request_on(plan, args.cluster.as_deref())?;
+        let path = args.from.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        // A plan that does not fit here may still be begun from.
+        let priced = own.and_then(|own| as_priced_now(&own, plan.clone(), &path).ok());
+        if let Some((_, Some(note))) = priced {
+            eprintln!("note: {}", shown(&note));
+        }
         return request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings);
     }
     let request = Request::new(&args.flags())?;
@@ -211,7 +224,7 @@ fn again(request: &Request, known: &Plan) -> Result<(u64, WhyNoMore, Answer), Em
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
     let Replanned { request, outcome, why, least_bytes } = match request.objective {
-        Objective::Time => replan(request, &known.decisions, &mut show)?,
+        Objective::Time => replan(request, known, &mut show)?,
         Objective::Memory => replan_least_memory(request, &mut show)?,
     };
     let least_memory_bytes = least_bytes.map(|bytes| bytes as u64);
@@ -309,12 +322,20 @@ fn answer(request: &Request, task: &Task<'_>) -> Result<Answer, Empty> {
     Answer::new(request, outcome).ok_or(Empty::Proven)
 }
 
-/// Alternatives that are nearly as fast.
-fn alternatives(request: &Request, answer: &Answer, args: &PlanArgs) -> Vec<Alternative> {
+/// The answer with alternatives that are nearly as fast.
+fn with_alternatives(request: &Request, mut answer: Answer, args: &PlanArgs) -> Answer {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
+    let passed = std::mem::take(&mut answer.passed);
+    let mut asker = Asker::new(request, times_s(&answer), each(args), &mut show, passed);
+    let (alternatives, all_alternatives) = asker.alternatives(&answer.plan.decisions, args.top);
+    Answer { alternatives, all_alternatives, ..answer }.or_faster(request)
+}
+
+/// What the plan takes, and what nothing that was searched takes less than, s.
+fn times_s(answer: &Answer) -> (f64, f64) {
     let own_s = answer.plan.predicted.iteration_s;
-    Asker::new(request, own_s, each(args), &mut show).alternatives(&answer.plan.decisions, args.top)
+    (own_s, own_s * (1.0 - answer.proof.searched_gap))
 }
 
 /// The time for a single alternative.
@@ -327,8 +348,11 @@ fn each(args: &PlanArgs) -> Option<Duration> {
 fn binds(request: &Request, answer: &Answer) -> String {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
-    let own_s = answer.plan.predicted.iteration_s;
-    let more = Asker::new(request, own_s, None, &mut show).more_memory();
+    if request.task().is_stopped() {
+        return String::new();
+    }
+    let mut asker = Asker::new(request, times_s(answer), None, &mut show, vec![]);
+    let more = asker.more_memory();
     more.map_or_else(String::new, |(more, best)| {
         let gain = -100.0 * best.slower;
         let shape = text::shape(&best.decisions);
@@ -402,7 +426,7 @@ mod tests {
         request.deadline = Some(Instant::now());
         assert_eq!(best(&request).err(), Some(Empty::Undecided));
         let is_default = args.limit.is_default();
-        let patience = Patience { answer_s: ANSWER_S, share: FIRST, is_default };
+        let patience = Patience { answer_s: ANSWER_S, share: BESIDE_ALL, is_default };
         let found = patiently(&mut request, patience, best);
         assert!(found.is_ok_and(|answer| answer.feasible));
         assert!(request.deadline > Some(Instant::now()), "what follows has time, too");
@@ -427,18 +451,5 @@ mod tests {
                 assert_eq!(again(&request, &known).err(), Some(Empty::Undecided), "{objective:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_plan_is_made_again_where_the_default_time_was_too_little() {
-        let words = ["plan", "--model", "llama8b", "--gpus", "8"];
-        let args = Cli::parse_from(words).plan;
-        let mut request = Request::new(&args.request.flags()).expect("both are shipped");
-        let known = best(&request).expect("it fits").plan;
-        request.deadline = Some(Instant::now());
-        assert_eq!(again(&request, &known).err(), Some(Empty::Undecided));
-        let patience = Patience { answer_s: AGAIN_S, share: 1.0, is_default: true };
-        let found = patiently(&mut request, patience, |request| again(request, &known));
-        assert!(found.is_ok_and(|(gpus, _, answer)| gpus == 8 && answer.feasible));
     }
 }

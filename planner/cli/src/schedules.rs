@@ -53,7 +53,7 @@ pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
         return output::print_json(&json);
     }
     let head = text.split_once("\n\n").map_or(text.as_str(), |(head, _)| head);
-    output::print(&format!("{head}\n\n{}\n{LEGEND}\n", comparison.text(PLAIN)))
+    output::print(&format!("{head}\n\n{}", comparison.text(PLAIN)))
 }
 
 /// Times without a unit; activations held until W in micro-batches of a rank's whole share.

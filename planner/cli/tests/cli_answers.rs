@@ -209,7 +209,7 @@ fn a_plan_says_why_its_schedule_wins() {
     let run = plan(&format!("{words} -o {path}"));
     assert_eq!(run.code, 0, "{run:?}");
     let out = plan(&format!("explain {path}")).out;
-    assert!(out.contains("\nzb_v, its start and its end\nd0 F0"), "{out}");
+    assert!(out.contains("\nzb_v, its start // its end\nd0 F0"), "{out}");
     assert!(out.contains("\n1f1b\nd0 FF"), "{out}");
     assert!(out.contains("shorter than 1f1b: on average a rank"), "{out}");
 }

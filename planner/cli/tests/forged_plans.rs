@@ -113,7 +113,7 @@ fn forgeries_are_refused() {
             &dense,
             "/predicted/error_band/basis",
             json!("uncalibrated"),
-            "predicted.error_band.relative",
+            "predicted.error_band.basis",
         ),
         (&dense, "/decisions/dtype", json!("fp16"), "decisions.dtype"),
         (&dense, "/decisions/vocab", json!("redistribute"), "decisions.vocab"),

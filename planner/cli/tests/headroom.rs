@@ -22,7 +22,10 @@ fn a_plan_keeps_the_headroom() {
         assert_eq!(plan(&format!("check {}", path.display())).code, 0, "{words}");
     }
     let screen = plan(FREE).out;
-    assert!(screen.contains(" GB of 85.5 GB on the fullest rank (stage 0), 5 % headroom kept; "));
+    assert!(
+        screen
+            .contains(" GB of 85.5 GB on the fullest rank (pipeline rank 0), 5 % headroom kept; ")
+    );
 }
 
 /// A configuration that fits only without the headroom gives no plan, but is feasible.

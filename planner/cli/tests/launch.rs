@@ -188,7 +188,10 @@ fn built_with_network() -> PathBuf {
 #[test]
 fn a_launch_says_what_it_builds_and_what_it_starts() {
     let folder = built_with_network();
-    let (out, said) = said(&folder, &[]);
+    let (_, without) = said(&folder, &[]);
+    let note = format!("note: trainers need data: plan launch {} -- --data FILE", folder.display());
+    assert_eq!(without[0], note);
+    let (out, said) = said(&folder, &["--", "--data=tokens.bin"]);
     assert_eq!(out, "trained\n");
     assert_eq!(said[0], format!("building the trainer in {}", folder.display()));
     assert_eq!(said[1], "error: no matching package");

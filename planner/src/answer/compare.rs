@@ -9,7 +9,7 @@ use crate::pricing::priced::{Placed, Priced};
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Found, search};
-use crate::simulate::{Span, Timeline};
+use crate::simulate::{LEGEND, Span, Timeline};
 use models::decisions::{Decisions, MoeOverlap};
 use models::plan::Plan;
 use models::schedule::{PassKind, ScheduleName};
@@ -123,8 +123,8 @@ fn drawing(schedule: ScheduleName, timeline: &Timeline) -> String {
     let cells =
         |line: &str| line.split_once(' ').map_or("", |(_, cells)| cells.trim_start()).to_owned();
     let joined =
-        start.iter().zip(&last).map(|(start, last)| format!("{start} ~ {}\n", cells(last)));
-    format!("{schedule}, its start and its end\n{}", joined.collect::<String>())
+        start.iter().zip(&last).map(|(start, last)| format!("{start} // {}\n", cells(last)));
+    format!("{schedule}, its start // its end\n{}", joined.collect::<String>())
 }
 
 fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
@@ -161,6 +161,7 @@ impl Comparison {
             let more = side.ranks.len().saturating_sub(SHOWN);
             text += &if more > 0 { format!("... {more} more ranks\n\n") } else { "\n".to_owned() };
         }
+        text += &format!("{LEGEND}\n\n");
         text + &self.table(units) + "\n" + &self.sentence(units) + "\n"
     }
 

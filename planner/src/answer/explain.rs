@@ -1,10 +1,13 @@
 //! Why a plan is what it is: the search is repeated with one thing changed at a time.
 
 use crate::answer::report::Alternative;
+use crate::partition::Scratch;
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
-use crate::search::{Empty, Found, Outcome, Progress, search};
+use crate::search::{Candidate, Empty, Found, Outcome, Progress, search};
 use crate::until::Until;
 use models::cluster::{AttentionKernel, ClusterSpec};
 use models::decisions::{Decisions, Offload, Recompute, RecomputePolicy, Vocab};
@@ -58,6 +61,8 @@ pub enum Part {
     Considered,
     /// Slightly better hardware.
     Bought,
+    /// Other values of single decisions of which a later search came by something faster.
+    Later,
     /// The plain plan.
     Plain,
 }
@@ -90,6 +95,9 @@ const QUESTION_WORK: u64 = SOLVER_WORK / 40;
 /// Share of the time left for finding the least memory.
 const NARROWING: f64 = 0.6;
 
+/// Difference of two times, as a share, that is rounding.
+const ROUNDED: f64 = 1e-6;
+
 /// Additional memory that `plan` tries, bytes.
 const MORE_BYTES: f64 = 4e9;
 
@@ -97,30 +105,52 @@ const MORE_BYTES: f64 = 4e9;
 pub struct Asker<'a> {
     request: &'a Request,
     own_s: f64,
+    least_s: f64,
     each: Option<Duration>,
     progress: Progress<'a>,
+    /// What all searches so far came by. One alternative's search may find a better one of another.
+    known: Vec<Candidate>,
 }
 
 impl<'a> Asker<'a> {
-    /// Prepares questions about `request`, whose plan takes `own_s`. Each search takes `each` at
-    /// most, where there is a limit.
+    /// Prepares questions about `request`, whose plan takes `own_s`; nothing takes less than
+    /// `least_s`. Each search takes `each` at most, where there is a limit. `known` is what the
+    /// plan's own search came by.
     pub fn new(
         request: &'a Request,
-        own_s: f64,
+        (own_s, least_s): (f64, f64),
         each: Option<Duration>,
         progress: Progress<'a>,
+        known: Vec<Candidate>,
     ) -> Self {
-        Self { request, own_s, each, progress }
+        Self { request, own_s, least_s, each, progress, known }
     }
 
-    fn ask(
-        &mut self,
-        cluster: &ClusterSpec,
-        r: &Restrictions,
-        cutoff_s: f64,
-    ) -> Option<Alternative> {
-        let Outcome { best, proof, .. } = self.search(cluster, r, cutoff_s, false);
-        Some(alternative(&best?, self.own_s, &proof))
+    /// The fastest configuration on the request's cluster under `r` below `cutoff_s`, known or
+    /// found; and what is proven of it.
+    fn ask(&mut self, r: &Restrictions, cutoff_s: f64) -> (Option<Alternative>, Proof) {
+        let known = self.fastest_known(r).filter(|known| known.iteration_s < cutoff_s);
+        let cutoff_s = known.as_ref().map_or(cutoff_s, |known| known.iteration_s);
+        let Outcome { best, proof, passed, .. } =
+            self.search(&self.request.cluster, r, cutoff_s, false);
+        self.known.extend(passed);
+        self.known.extend(best.clone().map(Candidate::from));
+        let best = best.or_else(|| self.priced(&known?));
+        (best.map(|found| alternative(&found, self.own_s, proof.searched_gap)), proof)
+    }
+
+    fn fastest_known(&self, r: &Restrictions) -> Option<Candidate> {
+        let allowed = self.known.iter().filter(|known| r.permit(&known.decisions));
+        allowed.min_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s)).cloned()
+    }
+
+    /// A configuration as the request's cluster runs it.
+    fn priced(&self, of: &Candidate) -> Option<Found> {
+        let Request { model, cluster, gpus, .. } = self.request;
+        let cache = CostCache::new(model, cluster, *gpus);
+        let configuration = Configuration::new(&cache, of.decisions.clone()).ok()?;
+        let priced = configuration.price(&of.placed, &mut Scratch::default());
+        Some(Found { decisions: of.decisions.clone(), placed: of.placed.clone(), priced })
     }
 
     fn search(
@@ -148,9 +178,7 @@ impl<'a> Asker<'a> {
     }
 
     fn with(&mut self, what: String, r: &Restrictions) -> Tried {
-        let Outcome { best, proof, .. } =
-            self.search(&self.request.cluster, r, FAR * self.own_s, false);
-        let best = best.map(|found| alternative(&found, self.own_s, &proof));
+        let (best, proof) = self.ask(r, FAR * self.own_s);
         let why_not = best.is_none().then(|| self.why_not(&proof, r));
         Tried { what, best, why_not }
     }
@@ -172,27 +200,50 @@ impl<'a> Asker<'a> {
         }
     }
 
-    /// The `most` fastest alternatives: the best of every other pair of tp and pp, and of every
-    /// other schedule at the plan's own pair. None takes more than 1.25 times the plan's time.
-    pub fn alternatives(&mut self, own: &Decisions, most: usize) -> Vec<Alternative> {
+    /// The `most` fastest alternatives, and whether the time sufficed for all searches: the best of
+    /// every other pair of tp and pp, and of every other schedule at the plan's own pair. None
+    /// takes more than 1.25 times the plan's time.
+    pub fn alternatives(&mut self, own: &Decisions, most: usize) -> (Vec<Alternative>, bool) {
+        if most == 0 {
+            return (vec![], true);
+        }
         let shapes = self.other_shapes(own);
-        let mut kept = vec![];
+        let mut kept = self.known_alternatives(&shapes, most);
         for multiple in CLOSE {
-            if kept.len() < most {
-                kept = self.fastest(&shapes, most, self.own_s * multiple);
+            for (index, r) in shapes.iter().enumerate() {
+                if self.request.task().is_stopped() {
+                    break;
+                }
+                let worst_s = kept.get(most - 1).map(|(_, other)| other.iteration_s);
+                if let (Some(found), _) = self.ask(r, worst_s.unwrap_or(multiple * self.own_s)) {
+                    kept.retain(|(of, _)| *of != index);
+                    kept.push((index, found));
+                    keep_fastest(&mut kept, most);
+                }
+            }
+            if kept.len() == most {
+                break;
             }
         }
-        kept
+        let kept = kept.into_iter().map(|(_, other)| other).collect();
+        (kept, !self.request.task().is_stopped())
     }
 
-    fn fastest(&mut self, shapes: &[Restrictions], most: usize, within_s: f64) -> Vec<Alternative> {
-        let mut kept: Vec<Alternative> = vec![];
-        for r in shapes {
-            let worst_s = kept.get(most - 1).map_or(within_s, |other| other.iteration_s);
-            kept.extend(self.ask(&self.request.cluster, r, worst_s));
-            kept.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
-            kept.truncate(most);
-        }
+    /// The fastest known configurations of these shapes, each with the shape's index. Nothing is
+    /// known of others of their kind but what bounds all.
+    fn known_alternatives(
+        &self,
+        shapes: &[Restrictions],
+        most: usize,
+    ) -> Vec<(usize, Alternative)> {
+        let within_s = CLOSE[CLOSE.len() - 1] * self.own_s;
+        let known = |(index, r)| {
+            let known = self.fastest_known(r).filter(|known| known.iteration_s < within_s)?;
+            let gap = (1.0 - self.least_s / known.iteration_s).max(0.0);
+            Some((index, alternative(&self.priced(&known)?, self.own_s, gap)))
+        };
+        let mut kept = shapes.iter().enumerate().filter_map(known).collect();
+        keep_fastest(&mut kept, most);
         kept
     }
 
@@ -217,27 +268,62 @@ impl<'a> Asker<'a> {
     /// What more memory would allow, if anything: the additional bytes and the faster alternative.
     pub fn more_memory(&mut self) -> Option<(f64, Alternative)> {
         let cluster = with_memory(&self.request.cluster, MORE_BYTES);
-        let found = self.ask(&cluster, &self.request.restrictions, self.own_s * 0.999);
-        found.map(|found| (MORE_BYTES, found))
+        let (found, _) = self.gained(&cluster);
+        found.filter(|found| found.slower < -1e-3).map(|found| (MORE_BYTES, found))
+    }
+
+    /// What is faster on another cluster than all that is known on the request's own. What is found
+    /// may be as fast on its own: then the search, and not the cluster, is what gained.
+    fn gained(&mut self, cluster: &ClusterSpec) -> (Option<Alternative>, Proof) {
+        let r = &self.request.restrictions;
+        let known_s = |asker: &Self| {
+            let known = asker.fastest_known(r).map_or(f64::INFINITY, |known| known.iteration_s);
+            known.min(asker.own_s)
+        };
+        let Outcome { best, proof, .. } = self.search(cluster, r, known_s(self), false);
+        let Some(found) = best else { return (None, proof) };
+        let Found { decisions, placed, .. } = found.clone();
+        let here = self.priced(&Candidate { decisions, placed, iteration_s: 0.0 });
+        self.known.extend(here.filter(|here| here.priced.fits).map(Candidate::from));
+        let other = alternative(&found, known_s(self), proof.searched_gap);
+        (Some(other).filter(|other| other.slower < 0.0), proof)
     }
 
     /// Runs all searches of the explanation, in the order of [`Part`].
     pub fn explain(&mut self, own: &Decisions, listener: Listener<'_>) -> Explanation {
-        let considered = self.considered(own, listener);
+        let (others, mut considered) = self.considered(own, listener);
         let bought = self.bought(listener);
         let plain = self.plain();
+        for ((_, r), tried) in others.iter().zip(&mut considered) {
+            let Some(known) = self.fastest_known(r) else { continue };
+            let slower = known.iteration_s / self.own_s - 1.0;
+            if slower < tried.slower() - ROUNDED
+                && let Some(found) = self.priced(&known)
+            {
+                let gap = tried.best.as_ref().map_or(1.0, |best| best.gap);
+                tried.best = Some(alternative(&found, self.own_s, gap));
+                tried.why_not = None;
+                listener(Part::Later, tried);
+            }
+        }
         listener(Part::Plain, &plain);
         Explanation { considered, bought, plain }
     }
 
-    fn considered(&mut self, own: &Decisions, listener: Listener<'_>) -> Vec<Tried> {
-        let others = self.other_values(own).into_iter();
-        let tried = others.map(|(what, r)| {
-            let tried = self.with(what, &r);
+    /// Other values with their restrictions, and what was found of each.
+    fn considered(
+        &mut self,
+        own: &Decisions,
+        listener: Listener<'_>,
+    ) -> (Vec<(String, Restrictions)>, Vec<Tried>) {
+        let others = self.other_values(own);
+        let tried = others.iter().map(|(what, r)| {
+            let tried = self.with(what.clone(), r);
             listener(Part::Considered, &tried);
             tried
         });
-        tried.collect()
+        let tried = tried.collect();
+        (others, tried)
     }
 
     /// Single decisions at other values than the plan's, as far as the user allows.
@@ -297,7 +383,6 @@ impl<'a> Asker<'a> {
     /// Hardware with a little more memory, or a little more bandwidth on one link level.
     fn bought(&mut self, listener: Listener<'_>) -> Vec<Tried> {
         let cluster = &self.request.cluster;
-        let r = &self.request.restrictions;
         let mut better: Vec<(String, ClusterSpec)> = vec![];
         better.push(("1 GB more memory".to_owned(), with_memory(cluster, 1e9)));
         for (index, level) in cluster.levels.iter().enumerate() {
@@ -307,9 +392,7 @@ impl<'a> Asker<'a> {
         }
         let mut tried = vec![];
         for (what, cluster) in better {
-            // The plan itself still fits, so only what is faster counts.
-            let Outcome { best, proof, .. } = self.search(&cluster, r, self.own_s, false);
-            let best = best.map(|found| alternative(&found, self.own_s, &proof));
+            let (best, proof) = self.gained(&cluster);
             let open = best.is_none() && proof.searched_gap > 0.0;
             let found = Tried { what, best, why_not: open.then_some(WhyNot::Undecided) };
             listener(Part::Bought, &found);
@@ -347,13 +430,19 @@ fn with_memory(cluster: &ClusterSpec, more_bytes: f64) -> ClusterSpec {
     larger
 }
 
-fn alternative(found: &Found, own_s: f64, proof: &Proof) -> Alternative {
+/// Sorts alternatives by time and keeps the first.
+fn keep_fastest(kept: &mut Vec<(usize, Alternative)>, most: usize) {
+    kept.sort_by(|(_, a), (_, b)| a.iteration_s.total_cmp(&b.iteration_s));
+    kept.truncate(most);
+}
+
+fn alternative(found: &Found, own_s: f64, gap: f64) -> Alternative {
     let priced = &found.priced;
     Alternative {
         decisions: found.decisions.clone(),
         iteration_s: priced.iteration_s,
         slower: priced.iteration_s / own_s - 1.0,
-        gap: proof.searched_gap,
+        gap,
         peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
         breakdown: priced.breakdown.rounded(),
         found: found.clone(),

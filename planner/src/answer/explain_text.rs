@@ -9,6 +9,7 @@ use crate::request::Request;
 use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage, StageMemory};
 use models::plan::{Breakdown, Objective, Plan};
+use std::time::Duration;
 
 /// Hosts of the rank grid that are drawn from the start.
 const NODES_DRAWN: u64 = 4;
@@ -135,13 +136,14 @@ pub fn spent(plan: &Plan) -> String {
 
 /// The binding constraint.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
-    let (stage, memory, _) = fullest(plan);
+    let (rank, memory, _) = fullest(plan);
     let room = bytes(plan.inputs.room_bytes().saturating_sub(memory.total));
     let by_time = plan.inputs.objective == Objective::Time;
     let (more, left) = match by_time {
-        true => {
-            ("1 GB more".to_owned(), format!("{room} left on the fullest rank (stage {stage})"))
-        }
+        true => (
+            "1 GB more".to_owned(),
+            format!("{room} left on the fullest rank (pipeline rank {rank})"),
+        ),
         // The device has more, which such a plan is to leave.
         false => (
             format!("1 GB more than its {}", bytes(memory.total)),
@@ -159,11 +161,18 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     line("binds", &format!("{words}; {left}"))
 }
 
-/// The heading of a part of the explanation.
-pub fn heading(part: Part, plain: &str) -> String {
+/// The heading of a part of the explanation, whose searches take `each` at most.
+pub fn heading(part: Part, plain: &str, each: Option<Duration>) -> String {
+    let each = each.filter(|each| *each < Duration::from_secs(3600));
+    let limit = each.map_or_else(String::new, |each| {
+        format!("; each was searched for up to {}", seconds(each.as_secs_f64()))
+    });
     match part {
-        Part::Considered => "considered, one decision changed and the others free\n".to_owned(),
+        Part::Considered => {
+            format!("considered, one decision changed and the others free{limit}\n")
+        }
         Part::Bought => "what more would buy\n".to_owned(),
+        Part::Later => "found since, in place of the lines above\n".to_owned(),
         Part::Plain => format!("the plain plan: {plain}\n"),
     }
 }
@@ -182,7 +191,7 @@ pub fn faster(tried: &Tried) -> String {
 pub fn tried(plan: &Plan, part: Part, tried: &Tried) -> String {
     let own = &plan.predicted.breakdown;
     match part {
-        Part::Considered => tried_row(own, tried),
+        Part::Considered | Part::Later => tried_row(own, tried),
         Part::Bought => bought_row(tried),
         Part::Plain => tried_row(own, &Tried { what: "1f1b".to_owned(), ..tried.clone() }),
     }

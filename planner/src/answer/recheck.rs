@@ -3,6 +3,7 @@
 use crate::answer::changes::{Change, changes};
 use crate::answer::contradictions::contradictions;
 use crate::answer::report::{self, TOOL};
+use crate::answer::text::seconds;
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
@@ -13,7 +14,7 @@ use crate::search::Found;
 use models::check::{Violation, check};
 use models::input::InputError;
 use models::placement::{Stage, kind_name};
-use models::plan::{ClusterFigures, Objective, Plan};
+use models::plan::{ClusterFigures, Objective, Plan, Proof};
 use serde_json::{Value, json};
 
 /// The partition of a plan.
@@ -45,6 +46,44 @@ pub fn repriced(request: &Request, plan: &Plan) -> Option<Repriced> {
     let fits = found.priced.fits;
     let now = report::priced_plan(request, &found, plan.proof);
     Some(Repriced { plan: Plan { order: plan.order.clone(), ..now }, fits })
+}
+
+/// A plan from the file `path` with this version's prices on its request's cluster; and a note
+/// where they are not its own.
+///
+/// # Errors
+/// With these prices it cannot be made, or does not fit.
+pub fn as_priced_now(
+    request: &Request,
+    plan: Plan,
+    path: &str,
+) -> Result<(Plan, Option<String>), InputError> {
+    let help = || format!("plan check {path} lists what is wrong with it");
+    let Some(now) = repriced(request, &plan) else {
+        let message = format!("the schedule of {path} cannot be made for its degrees");
+        return Err(InputError::new(message).help(help()));
+    };
+    if now.moved(&plan).is_empty() {
+        return Ok((plan, None));
+    }
+    let (name, tool) = (&request.cluster.name, &plan.tool);
+    let [then, here] = [&plan, &now.plan].map(|plan| seconds(plan.predicted.iteration_s));
+    let why = match tool == TOOL {
+        true => {
+            "it was edited, or made for another cluster of that name, which --cluster FILE names"
+                .to_owned()
+        }
+        false => format!("{tool} wrote it, and this is {TOOL}"),
+    };
+    let note = format!(
+        "{path} says {then} a step, and its decisions and stages take {here} on `{name}`: {why}"
+    );
+    if !now.fits {
+        return Err(InputError::new(format!("{note}. It does not fit")).help(help()));
+    }
+    // Nothing is proven of what was not searched.
+    let proof = Proof { gap: 1.0, searched_gap: 1.0, ..Proof::default() };
+    Ok((Plan { proof, ..now.plan }, Some(note)))
 }
 
 /// The request for what is compared with its plan. One of least memory compares with plans that
@@ -157,11 +196,16 @@ pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError
             }
         };
     }
-    let prices = match violations.is_empty() {
+    // Where only figures contradict one another, their prices tell which are right.
+    let is_figure = |violation: &Violation| violation.field.starts_with("predicted.");
+    let prices = match violations.iter().all(is_figure) {
         true => prices(plan, cluster)?,
         false => Prices::NotAsked,
     };
     let other_version = (plan.tool != TOOL).then(|| plan.tool.clone());
+    if other_version.is_none() && !prices.moved().is_empty() {
+        violations.clear();
+    }
     violations.extend(prices.misfits());
     if other_version.is_none() {
         violations.extend(prices.moved().iter().map(|change| prices.violation(change)));

@@ -5,14 +5,22 @@
 //! numbers below it that can is taken, and the rest idles.
 
 use crate::answer::explain::least_memory;
+use crate::answer::recheck::placed_of;
+use crate::partition::Scratch;
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
 use crate::request::restrictions::{Numbers, Restrictions};
 use crate::request::{Request, Task};
-use crate::search::{Empty, Outcome, Progress, search};
+use crate::search::{Effort, Empty, Found, Outcome, Progress, search};
+use models::check::check;
 use models::decisions::Decisions;
+use models::plan::{ClusterFigures, Inputs, Plan, Proof};
+use std::time::Instant;
 
 /// Numbers of GPUs to try, and how many below the one asked for are looked at.
 const COUNTS: usize = 4;
 const LOOKED_AT: usize = 4096;
+
 /// A plan on at most as many GPUs as were asked for.
 #[derive(Clone, Debug)]
 pub struct Replanned {
@@ -59,7 +67,9 @@ impl WhyNoMore {
     /// In words.
     pub fn words(self) -> String {
         match self {
-            Self::CannotBeSplit => "more cannot be split over this model".to_owned(),
+            Self::CannotBeSplit => {
+                "more cannot be split over this model, its batch and the settings".to_owned()
+            }
             Self::NothingFits => {
                 "larger numbers cannot be split, or nothing fits on them".to_owned()
             }
@@ -79,37 +89,42 @@ impl WhyNoMore {
 
 /// Share of the time for the degrees of the known plan.
 const NEAR: f64 = 0.3;
+/// Part of the GPUs that the degrees of the known plan must be able to use for that to be worth its
+/// time.
+const WORTH: f64 = 0.75;
 
-/// The fastest plan on at most the request's GPUs. `known` are the decisions of a plan on another
-/// number.
+/// The fastest plan on at most the request's GPUs. `known` is a plan of the same model on another
+/// number, or on the same.
 ///
 /// # Errors
 /// No number can be split, nothing fits, or the time did not show.
-pub fn replan(
-    request: &Request,
-    known: &Decisions,
-    progress: Progress<'_>,
-) -> Result<Replanned, Empty> {
-    let alike = with_degrees(request, known).map(|gpus| on(request, gpus));
-    let mut best = alike.and_then(|on| {
-        let outcome = near(&on, known, progress).ok()?;
-        Some((on, outcome))
-    });
+pub fn replan(request: &Request, known: &Plan, progress: Progress<'_>) -> Result<Replanned, Empty> {
+    let begun = Instant::now();
+    let mut best = carried_over(request, known);
+    let mut why = Empty::Proven;
+    let mut larger = largest(request, COUNTS + 1);
+    let worth = larger.first().map_or(0.0, |most| WORTH * *most as f64);
+    let alike = with_degrees(request, &known.decisions).filter(|gpus| *gpus as f64 >= worth);
+    if let Some(gpus) = alike {
+        let on = on(request, gpus);
+        match near(&on, &known.decisions, cutoff_s(best.as_ref()), progress) {
+            Ok(outcome) => best = Some((on, outcome)),
+            Err(Empty::Undecided) => why = Empty::Undecided,
+            Err(Empty::Proven) => {}
+        }
+    }
     // Where the known degrees gave nothing, others may on the same number.
     let least = best.as_ref().map(|(on, _)| on.gpus);
-    let mut larger = largest(request, COUNTS + 1);
     larger.retain(|gpus| least.is_none_or(|least| *gpus > least));
     let untried = larger.split_off(larger.len().min(COUNTS)).first().copied();
-    let mut why = Empty::Proven;
     // What no plan on a larger number takes less than, s.
     let mut bounds_s = vec![];
     for (index, &gpus) in larger.iter().enumerate() {
         // Each number gets its part of the time, and the best of them what is left.
         let share = 1.0 / (larger.len() + 1 - index) as f64;
         let on = Request { gpus, ..request.with_share(share) };
-        let task = below(&on, best.as_ref());
-        let cutoff_s = task.cutoff_s;
-        let found = search(&task, progress).found();
+        let cutoff_s = cutoff_s(best.as_ref());
+        let found = search(&Task { cutoff_s, ..on.task() }, progress).found();
         bounds_s.push((gpus, bound_s(&found, cutoff_s)));
         match found {
             Ok(outcome) => best = Some((Request { deadline: request.deadline, ..on }, outcome)),
@@ -118,14 +133,74 @@ pub fn replan(
         }
     }
     let (on, first) = best.ok_or(why)?;
-    let mut outcome = search(&below(&on, Some(&(on.clone(), first.clone()))), progress);
-    outcome.effort.elapsed_s += first.effort.elapsed_s;
+    let own_s = first.best.as_ref().map_or(f64::INFINITY, |found| found.priced.iteration_s);
+    let mut outcome = search(&Task { cutoff_s: own_s, ..on.task() }, progress);
+    outcome.effort.elapsed_s = begun.elapsed().as_secs_f64();
     outcome.best = outcome.best.or(first.best);
     let own_s = outcome.best.as_ref().map_or(f64::INFINITY, |best| best.priced.iteration_s);
     bounds_s.retain(|(gpus, _)| *gpus > on.gpus);
     let untried = untried.is_some_and(|gpus| gpus > on.gpus);
     let why = WhyNoMore::of(&bounds_s, own_s, untried);
     Ok(Replanned { request: on, outcome, why, least_bytes: None })
+}
+
+/// What is faster than what is known takes less than this, s.
+fn cutoff_s(best: Option<&(Request, Outcome)>) -> f64 {
+    let found = best.and_then(|(_, outcome)| outcome.best.as_ref());
+    found.map_or(f64::INFINITY, |found| found.priced.iteration_s)
+}
+
+/// The known plan with other numbers of replicas, its stages as they are: the fastest that fits on
+/// the [`COUNTS`] largest numbers of GPUs that allow it. Nothing is proven of it.
+fn carried_over(request: &Request, known: &Plan) -> Option<(Request, Outcome)> {
+    let d = &known.decisions;
+    let most = request.gpus / (d.tp * d.pp * d.cp);
+    let counts = (1..=most).rev().take(LOOKED_AT);
+    let found = counts.filter_map(|replicas| with_replicas(request, known, replicas)).take(COUNTS);
+    let by_time = |(_, a): &(_, Found), (_, b): &(_, Found)| {
+        a.priced.iteration_s.total_cmp(&b.priced.iteration_s)
+    };
+    let (on, found) = found.min_by(by_time)?;
+    let proof = Proof { gap: 1.0, searched_gap: 1.0, ..Proof::default() };
+    let (best, passed, effort) = (Some(found), vec![], Effort::default());
+    Some((on, Outcome { best, passed, proof, effort }))
+}
+
+/// The known plan with `dp` replicas; `None` where the request does not allow that, or it does not
+/// fit.
+fn with_replicas(request: &Request, known: &Plan, dp: u64) -> Option<(Request, Found)> {
+    let d = &known.decisions;
+    let sequences = request.model.global_batch;
+    if !sequences.is_multiple_of(dp * d.micro_batch) {
+        return None;
+    }
+    let all = dp * d.cp;
+    let dp_shard = match d.dp_shard {
+        1 => 1,
+        some if some < d.dp * d.cp && all.is_multiple_of(some) => some,
+        _ => all,
+    };
+    let micro_batches = sequences / (dp * d.micro_batch);
+    let decisions = Decisions { dp, dp_shard, micro_batches, ..d.clone() };
+    let on = on(request, d.tp * d.pp * d.cp * dp);
+    if !on.restrictions.permit(&decisions) || !on.task().space().runs(&decisions) {
+        return None;
+    }
+    let cluster = ClusterFigures::new(&on.cluster, &decisions);
+    let model = on.model.clone();
+    let inputs = Inputs { gpus: on.gpus, cluster, model, ..known.inputs.clone() };
+    let asked = Plan { inputs, decisions: decisions.clone(), ..known.clone() };
+    // Figures follow only now.
+    let is_figure = |field: &str| field.starts_with("predicted.") || field.contains("memory.total");
+    if !check(&asked).iter().all(|violation| is_figure(&violation.field)) {
+        return None;
+    }
+    let cache = CostCache::new(&on.model, &on.cluster, on.gpus);
+    let configuration = Configuration::new(&cache, decisions).ok()?.in_own_times();
+    let placed = placed_of(&cache, &known.stages);
+    let priced = configuration.price(&placed, &mut Scratch::default());
+    let decisions = configuration.decisions.clone();
+    priced.fits.then(|| (on.clone(), Found { decisions, placed, priced }))
 }
 
 /// What no plan of a search takes less than, s; no plan below `cutoff_s` was asked for.
@@ -165,25 +240,24 @@ pub fn replan_least_memory(request: &Request, progress: Progress<'_>) -> Result<
     Err(why)
 }
 
-/// The request's task for what takes less time than is known.
-fn below<'a>(request: &'a Request, best: Option<&(Request, Outcome)>) -> Task<'a> {
-    let found = best.and_then(|(_, outcome)| outcome.best.as_ref());
-    let cutoff_s = found.map_or(f64::INFINITY, |found| found.priced.iteration_s);
-    Task { cutoff_s, ..request.task() }
-}
-
 fn on(request: &Request, gpus: u64) -> Request {
     Request { gpus, ..request.clone() }
 }
 
-/// The fastest plan with the degrees of the known one, or anything that fits with them where its
-/// part of the time is up before.
-fn near(request: &Request, known: &Decisions, progress: Progress<'_>) -> Result<Outcome, Empty> {
+/// The fastest plan below `cutoff_s` with the degrees of the known one, or any that fits with them
+/// where its part of the time is up before.
+fn near(
+    request: &Request,
+    known: &Decisions,
+    cutoff_s: f64,
+    progress: Progress<'_>,
+) -> Result<Outcome, Empty> {
     let restrictions = narrowed(&request.restrictions, known);
     let limited = request.with_share(NEAR);
-    let task = Task { restrictions: &restrictions, ..limited.task() };
+    let task = Task { restrictions: &restrictions, cutoff_s, ..limited.task() };
     search(&task, progress).found().or_else(|why| match why {
         Empty::Proven => Err(why),
+        Empty::Undecided if cutoff_s.is_finite() => Err(why),
         Empty::Undecided => {
             let task = Task { any: true, until: request.task().until, ..task.clone() };
             search(&task, progress).found()
@@ -229,6 +303,7 @@ fn largest(request: &Request, count: usize) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer::report::Answer;
     use crate::request::flags::Flags;
 
     const NEVER: f64 = f64::INFINITY;
@@ -249,12 +324,33 @@ mod tests {
         assert_eq!(bound_s(&Err(Empty::Proven), 3.0), 3.0);
     }
 
+    /// Whatever the time: a plan that is known is not lost, nor with a replica less.
+    #[test]
+    fn a_known_plan_is_where_it_begins() {
+        let flags = Flags { model: "gpt2_124m".to_owned(), gpus: 16, ..Flags::default() };
+        let mut request = Request::new(&flags).expect("it is shipped");
+        let outcome = search(&request.task(), &mut |_| {});
+        let known = Answer::new(&request, outcome).expect("it fits").plan;
+        request.deadline = Some(Instant::now());
+        let own = replan(&request, &known, &mut |_| {}).expect("it is known");
+        assert_eq!(own.request.gpus, 16);
+        assert_eq!(own.outcome.best.expect("it is known").decisions, known.decisions);
+        let d = &known.decisions;
+        assert!(d.dp > 1, "no test: {d:?}");
+        let less = replan(&on(&request, 15), &known, &mut |_| {}).expect("replicas are left");
+        assert!(less.request.gpus < 16 && less.outcome.proof.searched_gap > 0.0);
+        let best = less.outcome.best.expect("replicas are left");
+        assert_eq!([best.decisions.tp, best.decisions.pp], [d.tp, d.pp]);
+        assert!(best.priced.fits);
+    }
+
     /// Against searches of every larger number.
     #[test]
     fn larger_numbers_are_as_the_reason_says() {
         let flags = Flags { model: "llama8b".to_owned(), gpus: 16, ..Flags::default() };
         let request = Request::new(&flags).expect("it is shipped");
-        let known = search(&request.task(), &mut |_| {}).best.expect("it fits").decisions;
+        let outcome = search(&request.task(), &mut |_| {});
+        let known = Answer::new(&request, outcome).expect("it fits").plan;
         let mut reasons = vec![];
         for gpus in [9, 11, 13, 15] {
             let found = replan(&on(&request, gpus), &known, &mut |_| {}).expect("it fits");

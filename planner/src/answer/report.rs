@@ -8,7 +8,7 @@ use crate::pricing::cost_cache::CostCache;
 use crate::pricing::priced::{MemoryBytes, Placed};
 use crate::pricing::recompute_split::RecomputeSplit;
 use crate::request::{DEFAULT_HEADROOM, Request};
-use crate::search::{Effort, Found, Outcome};
+use crate::search::{Candidate, Effort, Found, Outcome};
 use models::decisions::Decisions;
 use models::layer;
 use models::placement::{RecomputeCounts, Stage, StageCopy, StageMemory, VocabShare, kind_name};
@@ -40,8 +40,12 @@ pub struct Answer {
     pub proof: Proof,
     /// What the search cost.
     pub effort: Effort,
+    /// What the search came by.
+    pub passed: Vec<Candidate>,
     /// Other configurations, fastest first.
     pub alternatives: Vec<Alternative>,
+    /// Whether the time sufficed to look for all that were asked for.
+    pub all_alternatives: bool,
     /// Bytes on the fullest device if all tokens went to the experts of one rank.
     pub worst_case_bytes: Option<u64>,
     /// With `--runnable`: the fastest plan without it, if that is faster.
@@ -90,7 +94,7 @@ pub struct Alternative {
 impl Answer {
     /// The answer of a search that found something.
     pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
-        let Outcome { best, proof, effort } = outcome;
+        let Outcome { best, passed, proof, effort } = outcome;
         let best = timed(&request.task(), best?);
         let plan = plan(request, &best, &proof);
         let worst_case_bytes = worst_case_bytes(request, &best);
@@ -101,7 +105,9 @@ impl Answer {
             placed,
             proof,
             effort,
+            passed,
             alternatives: vec![],
+            all_alternatives: true,
             worst_case_bytes,
             not_runnable: None,
             not_runnable_gap: 0.0,
@@ -123,13 +129,14 @@ impl Answer {
         let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
         let proven_optimal = gap == 0.0;
         let proof = Proof { gap, searched_gap, every_cut_gap, proven_optimal, ..self.proof };
-        let outcome = Outcome { best: Some(faster.found), proof, effort: self.effort };
+        let (best, passed) = (Some(faster.found), vec![]);
+        let outcome = Outcome { best, passed, proof, effort: self.effort };
         let Some(better) = Self::new(request, outcome) else { return self };
-        let mut alternatives = self.alternatives;
+        let (mut alternatives, all_alternatives) = (self.alternatives, self.all_alternatives);
         for other in &mut alternatives {
             other.slower = other.iteration_s / better.plan.predicted.iteration_s - 1.0;
         }
-        Self { alternatives, ..better }
+        Self { alternatives, all_alternatives, ..better }
     }
 
     /// The same plan with another order of passes. The proof stays that of the search.
@@ -139,7 +146,7 @@ impl Answer {
         Self { plan: Plan { order: ordered.order, ..plan }, ..self }
     }
 
-    /// The largest stage on the fullest device, that device's memory, and by how many bytes it
+    /// The fullest pipeline rank, the memory of its devices, and by how many bytes it
     /// exceeds the device (negative where it fits).
     pub fn fullest(&self) -> (usize, StageMemory, i64) {
         fullest(&self.plan)
@@ -202,18 +209,13 @@ pub fn warnings(plan: &Plan) -> Vec<String> {
     memory_warning(memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64).into_iter().collect()
 }
 
-/// The fullest device of a plan; see [`Answer::fullest`].
+/// The fullest pipeline rank of a plan; see [`Answer::fullest`].
 pub fn fullest(plan: &Plan) -> (usize, StageMemory, i64) {
     let ranks = plan.device_memory();
     let fullest = ranks.into_iter().enumerate().max_by_key(|(_, memory)| memory.total);
     let (rank, memory) = fullest.unwrap_or_default();
-    let on_it = plan.stages.iter().flat_map(|stage| {
-        let here = stage.held().filter(|(holder, _)| *holder == rank);
-        here.map(|(_, memory)| (stage.stage, memory.total))
-    });
-    let stage = on_it.max_by_key(|(_, total)| *total).map_or(0, |(stage, _)| stage);
     let room = plan.inputs.cluster.hbm_bytes as i64;
-    (stage, memory, memory.total as i64 - room)
+    (rank, memory, memory.total as i64 - room)
 }
 
 fn search_json(proof: &Proof, effort: Effort) -> Value {

@@ -21,20 +21,20 @@ pub fn signed_percent(share: f64) -> String {
 
 /// The screen of `plan` and `estimate`.
 pub fn screen(answer: &Answer) -> String {
-    let (stage, _, short) = fullest(&answer.plan);
+    let (rank, _, short) = fullest(&answer.plan);
     let mut text = summary(&answer.plan);
     if let Some(worst) = answer.worst_case_bytes {
         text += &line("worst", &worst_case(&answer.plan, worst));
     }
     if !answer.feasible {
-        text += &line("fits", &does_not_fit(stage, short));
+        text += &line("fits", &does_not_fit(rank, short));
     }
     text + &line("proven", &proven(answer))
 }
 
 /// The part of the screen that follows from the plan alone.
 pub fn summary(plan: &Plan) -> String {
-    let (stage, memory, _) = fullest(plan);
+    let (rank, memory, _) = fullest(plan);
     let warnings: String = warnings(plan).iter().map(|warning| line("warning", warning)).collect();
     heading(plan)
         + "\n"
@@ -43,7 +43,7 @@ pub fn summary(plan: &Plan) -> String {
         + &line("time", &time(&plan.predicted))
         + &unseen_software(&plan.predicted.error_band)
         + &counted_attention(&plan.inputs.model)
-        + &line("memory", &memory_line(plan, stage, &memory))
+        + &line("memory", &memory_line(plan, rank, &memory))
         + &warnings
         + &line("spent", &spent(plan))
 }
@@ -190,12 +190,12 @@ fn band(band: &ErrorBand) -> String {
     format!("±{:.0} %{words}", 100.0 * band.relative)
 }
 
-fn memory_line(plan: &Plan, stage: usize, memory: &StageMemory) -> String {
+fn memory_line(plan: &Plan, rank: usize, memory: &StageMemory) -> String {
     let (part, most) = largest_part(memory);
     let has_headroom = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
     let headroom = if has_headroom { headroom(plan) } else { String::new() };
     format!(
-        "{} of {} on the fullest rank (stage {stage}){headroom}; most of it: {part}, {}",
+        "{} of {} on the fullest rank (pipeline rank {rank}){headroom}; most of it: {part}, {}",
         bytes(memory.total),
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
@@ -218,9 +218,9 @@ fn largest_part(memory: &StageMemory) -> (&'static str, u64) {
     memory.parts().into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or(("parameters", 0))
 }
 
-fn does_not_fit(stage: usize, short: i64) -> String {
+fn does_not_fit(rank: usize, short: i64) -> String {
     if short > 0 {
-        format!("no: stage {stage} needs {} more than there is", bytes(short as u64))
+        format!("no: pipeline rank {rank} needs {} more than there is", bytes(short as u64))
     } else {
         "no: host memory does not hold what is offloaded".to_owned()
     }
@@ -268,7 +268,7 @@ fn proven(answer: &Answer) -> String {
             true => "--prove goes on",
             false => "no more work is allowed for integer programs",
         };
-        format!("{within}, {gap:.1} % of all; {why}")
+        format!("{within}, {gap:.1} % of the best there is; {why}")
     };
     let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
     format!(
@@ -279,8 +279,8 @@ fn proven(answer: &Answer) -> String {
     )
 }
 
-/// The lines of alternatives.
-pub fn close(answer: &Answer) -> String {
+/// The lines of alternatives, and why there are fewer than were asked for.
+pub fn close(answer: &Answer, asked: usize) -> String {
     let mut text = String::new();
     let own = &answer.plan.predicted.breakdown;
     for (index, other) in answer.alternatives.iter().enumerate() {
@@ -290,6 +290,21 @@ pub fn close(answer: &Answer) -> String {
         let within = within(other.gap);
         let words = format!("{shape:<52} {slower}   {}{within}", loss(own, other));
         text += &line(label, &words);
+    }
+    let found = answer.alternatives.len();
+    let label = if found == 0 { "close" } else { "" };
+    if found < asked {
+        text += &line(
+            label,
+            &match answer.all_alternatives {
+                true => {
+                    "no others: every other tp, pp and schedule takes over 25 % longer".to_owned()
+                }
+                false => {
+                    format!("{found} of {asked} found in the time; --time-limit 10 finds more")
+                }
+            },
+        );
     }
     text
 }
@@ -317,8 +332,8 @@ pub fn least_memory(answer: &Answer) -> String {
 pub fn runnable(answer: &Answer) -> String {
     let text = match &answer.not_runnable {
         None if answer.not_runnable_gap > 0.0 => format!(
-            "--runnable costs less than {:.1} %: no faster plan without it was found in the time",
-            100.0 * answer.not_runnable_gap / (1.0 - answer.not_runnable_gap),
+            "no plan without --runnable was found to be faster; one may take up to {:.1} % less, --prove goes on",
+            100.0 * answer.not_runnable_gap,
         ),
         None => "--runnable costs nothing: no plan is faster without it".to_owned(),
         Some(other) => format!(
@@ -377,18 +392,27 @@ pub fn thousands(value: u64) -> String {
     out
 }
 
-/// The part of the iteration that grew most.
+/// The part of the iteration that grew most; and the one that shrank most, where that is no small
+/// part of it: an alternative may be cut otherwise, and its busiest rank be another one.
 pub fn loss(own: &Breakdown, other: &Alternative) -> String {
-    let grown = own.parts().into_iter().zip(other.breakdown.parts());
-    let most =
-        grown.map(|(own, other)| (own.0, other.1 - own.1)).max_by(|a, b| a.1.total_cmp(&b.1));
-    match most {
-        Some((name, more_s)) if more_s > 0.0 && other.slower > 0.0 => {
-            format!("loses on {name}, +{}", seconds(more_s))
-        }
-        _ => String::new(),
+    let both = own.parts().into_iter().zip(other.breakdown.parts());
+    let mut grown: Vec<_> = both.map(|(own, other)| (own.0, other.1 - own.1)).collect();
+    grown.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let (Some((most, more_s)), Some((least, less_s))) = (grown.first(), grown.last()) else {
+        return String::new();
+    };
+    if *more_s <= 0.0 || other.slower <= 0.0 {
+        return String::new();
+    }
+    let loses = format!("loses on {most}, +{}", seconds(*more_s));
+    match -less_s > NO_SMALL_PART * more_s {
+        true => format!("{loses}, gains on {least}, {}", seconds(*less_s)),
+        false => loses,
     }
 }
+
+/// What an alternative gains is shown from this part of its loss on.
+const NO_SMALL_PART: f64 = 0.25;
 
 #[cfg(test)]
 mod tests {

@@ -655,7 +655,7 @@ impl LayerPricer<'_> {
             return 0.0;
         }
         let tokens = shape.split.resident_tokens(self.model) as f64;
-        let copies = layer::fullest_copies(self.model);
+        let copies = layer::fullest_copies(self.model, shape.split.ep);
         let width = (etp * self.model.hidden) as f64;
         let elements = communication::dispatched_elements(tokens, copies, width);
         let bytes = elements * shape.dtype.storage_bytes();

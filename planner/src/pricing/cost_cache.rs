@@ -18,7 +18,7 @@ use models::decisions::{
     Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, RecomputePolicy, Vocab,
 };
 use models::formulas::vocabulary;
-use models::layer::Split;
+use models::layer::{Split, fullest_copies};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::model::{LayerKind, ModelSpec, params};
 use models::schedule::ScheduleError;
@@ -28,8 +28,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Tokens of a rank, tensor-parallel degree, sequence parallelism and number format.
-type BodyKey = (u64, u64, bool, Dtype, u64);
+/// Tokens of a rank, tensor-parallel degree, sequence parallelism, and the bits of the copies of a
+/// token on the fullest expert-parallel rank; number format; layers recomputed from one input.
+type BodyKey = ((u64, u64, bool, u64), Dtype, u64);
 
 /// A model on a cluster of a given size, with a cache of what has been priced.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub struct CostCache<'a> {
     pipelines: Arc<Pipelines>,
     layer_costs: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
     floors: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
-    /// By everything but the split of the experts.
+    /// By everything but the split of the experts, as far as it does not matter.
     shared: RefCell<HashMap<LayerCostsKey, Rc<Shared>>>,
     /// By kind of layer.
     bodies: RefCell<HashMap<BodyKey, Rc<[Body]>>>,
@@ -338,9 +339,12 @@ impl<'a> CostCache<'a> {
         }
     }
 
-    /// Costs that all splits of the experts share, cached.
+    /// Costs that all splits of the experts share, cached; where experts are loaded unevenly, all
+    /// splits over as many ranks, on which the fullest one's load depends.
     fn shared(&self, shape: &Shape) -> Rc<Shared> {
-        let split = Split { ep: 1, etp: 1, ..shape.split };
+        let is_even = self.model.moe.as_ref().is_none_or(|moe| moe.imbalance == 1.0);
+        let ep = if is_even { 1 } else { shape.split.ep };
+        let split = Split { ep, etp: 1, ..shape.split };
         let ep_group = GroupShape { within: vec![] };
         let (moe_overlap, moe_overlap_degree) = (MoeOverlap::None, 1);
         let key = LayerCostsKey {
@@ -369,7 +373,9 @@ impl<'a> CostCache<'a> {
     fn bodies(&self, shape: &Shape) -> Rc<[Body]> {
         let split = &shape.split;
         let group = shape.recompute_group;
-        let key = (split.tokens(self.model), split.tp, split.sequence_parallel, shape.dtype, group);
+        let copies = fullest_copies(self.model, split.ep).to_bits();
+        let cut = (split.tokens(self.model), split.tp, split.sequence_parallel, copies);
+        let key = (cut, shape.dtype, group);
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let price = || self.layers.kinds.iter().map(|&kind| pricer.body(kind, shape)).collect();
         Rc::clone(self.bodies.borrow_mut().entry(key).or_insert_with(price))

@@ -3,6 +3,7 @@
 use super::restrictions::{Restrictions, decision_of};
 use super::{Request, task::MOST_ONE_BY_ONE};
 use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, Space, divisors};
+use models::cluster::Dtype;
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
 use models::program::unsupported_model;
@@ -14,6 +15,7 @@ use std::collections::BTreeSet;
 /// No combination satisfies every rule.
 pub fn check(request: &Request) -> Result<(), InputError> {
     not_ours(request)?;
+    unknown_format(request)?;
     let degrees = Degrees::new(&request.restrictions);
     let known = [split_heads, split_layers, split_gpus, split_batch, split_micro_batch];
     for conflict in known {
@@ -37,6 +39,21 @@ fn not_ours(request: &Request) -> Result<(), InputError> {
     let reasons: Vec<String> = reasons.iter().map(|reason| format!("\n  {reason}")).collect();
     let message = format!("the trainer cannot run {name} yet:{}", reasons.concat());
     Err(InputError::new(message).help("without --runnable it can be planned, and not generated"))
+}
+
+/// Refuses 8-bit and 4-bit formats that the device has no units for. Wider ones are emulated by
+/// other units at their rate.
+fn unknown_format(request: &Request) -> Result<(), InputError> {
+    let (device, asked) = (&request.cluster.device, &request.restrictions.dtype);
+    let lacks = |dtype: &Dtype| dtype.bytes() < 2.0 && !device.peak_flops.contains_key(dtype);
+    let lacking = Dtype::ALL.into_iter().filter(|dtype| asked.allows(*dtype)).find(lacks);
+    let Some(dtype) = lacking.filter(|_| asked.is_restricted()) else { return Ok(()) };
+    let has: Vec<String> = Dtype::ALL.iter().filter(|d| !lacks(d)).map(Dtype::to_string).collect();
+    let message = format!("--set dtype={dtype}: {} does not compute in {dtype}", device.name);
+    Err(InputError::new(message).help(format!(
+        "here dtype can be {}; `peak_flops` in the cluster's file lists what its device has",
+        has.join(", ")
+    )))
 }
 
 /// Refuses more combinations with post-validation than can be priced one by one: bounds do not
@@ -129,10 +146,15 @@ fn split_gpus(request: &Request, degrees: &Degrees) -> Option<InputError> {
     let words: Vec<String> =
         pinned.iter().map(|(name, degree)| format!("{name} = {degree}")).collect();
     let gpus = request.gpus;
-    Some(
-        InputError::new(format!("{gpus} GPUs cannot be split over {}", words.join(" · ")))
-            .help(format!("tp·pp·cp·dp = gpus: each divides {gpus}: {}", list(&divisors(gpus)))),
-    )
+    let help = match gpus.is_multiple_of(product) {
+        true => format!("tp·pp·cp·dp = gpus, and these make {product}"),
+        false if pinned.len() == 1 => format!("it must divide {gpus}: {}", list(&divisors(gpus))),
+        false => {
+            format!("tp·pp·cp·dp = gpus, and these make {product}, which does not divide {gpus}")
+        }
+    };
+    let message = format!("{gpus} GPUs cannot be split over {}", words.join(" · "));
+    Some(InputError::new(message).help(help))
 }
 
 fn split_batch(request: &Request, degrees: &Degrees) -> Option<InputError> {
@@ -212,12 +234,19 @@ fn without(setting: &str, space: &Space<'_>, alone: bool) -> InputError {
 
 fn no_split(request: &Request) -> InputError {
     let Request { gpus, model, .. } = request;
-    let near = (1..gpus.saturating_mul(2)).map(|away| [gpus.saturating_sub(away), gpus + away]);
     let works = |&gpus: &u64| {
-        gpus > 0 && !space(&Request { gpus, ..request.clone() }, &request.restrictions).is_empty()
+        !space(&Request { gpus, ..request.clone() }, &request.restrictions).is_empty()
     };
-    let nearest = near.take(64).flatten().find(works);
-    let hint = nearest.map_or_else(String::new, |gpus| format!("; --gpus {gpus} can"));
+    let fewer = (1..*gpus).rev().take(64).find(works).map(|gpus| gpus.to_string());
+    let more = (gpus + 1..).take(64).find(works).map(|gpus| gpus.to_string());
+    let near: Vec<String> = fewer.into_iter().chain(more).collect();
+    let hint = match near.is_empty() {
+        true => String::new(),
+        false => format!(
+            "; --gpus {} can. `plan --from PLAN` finds how many of them to use",
+            near.join(" or ")
+        ),
+    };
     InputError::new(format!("{gpus} GPUs cannot be split over this model"))
         .help(format!(
             "tp divides heads ({}) and ffn ({}), pp is at most layers ({}), dp divides the batch ({}){hint}",

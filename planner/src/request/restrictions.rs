@@ -1,7 +1,7 @@
 //! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Decision, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
+    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
     RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
 };
 use models::input::{InputError, nearest};
@@ -124,6 +124,22 @@ macro_rules! read {
     };
 }
 
+/// Whether the restriction of a decision allows a value. A factor is a figure of the model.
+macro_rules! permits {
+    (number, $own:expr, $value:expr) => {
+        $own.allows(u64::from($value))
+    };
+    (choice, $own:expr, $value:expr) => {
+        $own.allows($value)
+    };
+    (switch, $own:expr, $value:expr) => {
+        $own.allows($value)
+    };
+    (factor, $own:expr, $value:expr) => {
+        true
+    };
+}
+
 /// A field for each decision that users set, from [`models::with_decisions`]. Rows are taken one
 /// at a time, so that derived decisions can be left out.
 macro_rules! declare {
@@ -144,6 +160,11 @@ macro_rules! declare {
         }
 
         impl Restrictions {
+            /// Whether these decisions are allowed. What our trainer can run is not looked at.
+            pub fn permit(&self, d: &Decisions) -> bool {
+                $(permits!($kind, self.$name, d.$name))&&+
+            }
+
             fn apply(&mut self, set: &Setting<'_>) -> Result<(), InputError> {
                 match set.key {
                     $(stringify!($name) => read!($kind, set, self.$name),)+

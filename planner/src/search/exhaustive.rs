@@ -85,7 +85,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let priced = configuration.price(&placed, &mut scratch);
         Some(Found { decisions: configuration.decisions, placed, priced })
     });
-    Outcome { best, proof, effort }
+    Outcome { best, passed: vec![], proof, effort }
 }
 
 /// The best configuration of the same schedules with a barrier, priced without one.

@@ -69,11 +69,31 @@ pub struct Found {
     pub priced: Priced,
 }
 
+/// A configuration that fits, with its time alone.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Its decisions.
+    pub decisions: Decisions,
+    /// Its placement.
+    pub placed: Placed,
+    /// Its iteration, s.
+    pub iteration_s: f64,
+}
+
+impl From<Found> for Candidate {
+    fn from(Found { decisions, placed, priced }: Found) -> Self {
+        Self { decisions, placed, iteration_s: priced.iteration_s }
+    }
+}
+
 /// What a search returns.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The fastest configuration that fits, if any.
     pub best: Option<Found>,
+    /// Configurations that the search came by: for each pair of tp and pp and each schedule at most
+    /// one, the fastest it priced. Nothing is proven of them.
+    pub passed: Vec<Candidate>,
     /// What is proven of it.
     pub proof: Proof,
     /// What the search cost.

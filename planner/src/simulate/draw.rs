@@ -9,7 +9,7 @@ const IDLE: char = '.';
 
 /// Explains the characters of [`Timeline::draw`].
 pub const LEGEND: &str = "F forward, B backward, W weight gradients, \
-    S U T output layer, I J input layer, . idle; \
+    S U T output layer, I J input layer, - = ~ the same goes on, . idle; \
     lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
 
 impl Timeline {

@@ -12,6 +12,7 @@ use group::Group;
 use layout::{BoundSource, LayoutKey, LayoutView};
 use states::StateBounds;
 
+use super::Candidate;
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::states::{StateView, States};
@@ -20,7 +21,6 @@ use crate::partition::Scratch;
 use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
-use crate::pricing::priced::Placed;
 use crate::pricing::stage_transfers::{P2pTransfer, fixed_durations};
 use crate::request::Task;
 use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
@@ -145,14 +145,6 @@ pub(super) enum Stage {
     Placed,
     /// What is open over every cut after listed cuts were searched.
     EveryCut(EveryCutStage),
-}
-
-/// A configuration that was found.
-#[derive(Clone, Debug)]
-pub(super) struct Candidate {
-    pub decisions: Decisions,
-    pub placed: Placed,
-    pub iteration_s: f64,
 }
 
 /// The result of expanding a search node.

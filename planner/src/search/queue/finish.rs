@@ -1,7 +1,8 @@
 //! What follows when no search node is left to expand, or the time is up: local search, and the
 //! bound of what the search leaves out.
 
-use super::super::expand::{Candidate, SLACK, Worker};
+use super::super::Candidate;
+use super::super::expand::{SLACK, Worker};
 use super::super::left_open::{self, LeftOut};
 use super::{CLIMBING, Progress, Run};
 use crate::request::Task;
@@ -51,18 +52,28 @@ impl Run<'_> {
     /// Bounds the configurations that the search leaves out, after those over other cuts are
     /// settled as far as was asked for.
     pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
-        if self.task.every_cut_work > 0 && self.best_s.is_finite() {
-            self.every_cut_s = Some(self.prove_every_cut(threads, progress));
-        }
+        let every_cut = self.task.every_cut_work > 0 && self.best_s.is_finite();
         // Who verifies a proof asks whether anything lies below a time, with no plan to find.
         let verifies = self.task.any && self.task.cutoff_s.is_finite();
         if self.best.is_none() && !verifies {
             return;
         }
-        let what = self.every_cut_s.map_or(LeftOut::All, |_| LeftOut::WithoutBarrier);
+        let all_s = self.least_left_open_s(LeftOut::All);
+        if every_cut {
+            let proven_s = self.prove_every_cut(threads, progress);
+            // Programs that were stopped may not have come as far as the bound over everything.
+            let every_cut_s = proven_s.max(all_s);
+            self.every_cut_s = Some(every_cut_s);
+            let without_barrier_s = self.least_left_open_s(LeftOut::WithoutBarrier);
+            self.left_open_s = every_cut_s.min(without_barrier_s).max(all_s);
+        } else {
+            self.left_open_s = all_s;
+        }
+    }
+
+    fn least_left_open_s(&self, what: LeftOut) -> f64 {
         let contexts: Vec<_> = self.contexts_s.iter().copied().zip(self.contexts.iter()).collect();
-        let least_s = left_open::least_s(self.task, &contexts, self.best_s, what);
-        self.left_open_s = self.every_cut_s.unwrap_or(f64::INFINITY).min(least_s);
+        left_open::least_s(self.task, &contexts, self.best_s, what)
     }
 }
 

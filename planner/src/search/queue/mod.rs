@@ -7,8 +7,8 @@ mod every_cut;
 mod finish;
 mod team;
 
-use super::expand::{Candidate, Context, Expansion, Paths, SearchNode, Worker};
-use super::{Effort, Found, Outcome, Progress, Standing};
+use super::expand::{Context, Expansion, Paths, SearchNode, Worker};
+use super::{Candidate, Effort, Found, Outcome, Progress, Standing};
 use crate::pricing::Configuration;
 use crate::pricing::pipelines::Pipelines;
 use crate::pricing::priced::{Placed, Priced};
@@ -18,8 +18,9 @@ use crate::simulate::CriticalPath;
 use crate::until::Until;
 use models::decisions::{Decisions, RankOrder, RecomputePolicy};
 use models::plan::Proof;
+use models::schedule::ScheduleName;
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Instant;
 use team::{Answer, Batch, Team};
@@ -118,6 +119,8 @@ struct Run<'a> {
     /// The incumbent's time with overheads, s.
     best_s: f64,
     best: Option<(Decisions, Placed)>,
+    /// The fastest candidate seen of each tp, pp and schedule.
+    passed: BTreeMap<(u64, u64, ScheduleName), Candidate>,
     paths: Arc<Paths>,
     /// Chains kept per pipeline.
     most_paths: usize,
@@ -151,6 +154,7 @@ impl<'a> Run<'a> {
             expansions: 0,
             best_s: task.cutoff_s,
             best: None,
+            passed: BTreeMap::new(),
             paths: Arc::default(),
             most_paths: MAX_PATHS,
             open_bound_s: f64::INFINITY,
@@ -193,13 +197,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes a configuration that is faster than the incumbent.
+    /// Takes a configuration that is faster than the incumbent, and remembers another.
     fn offer(&mut self, found: Option<Candidate>) {
-        if let Some(Candidate { decisions, placed, iteration_s }) = found
-            && iteration_s < self.best_s
-        {
-            self.best_s = iteration_s;
-            self.best = Some((decisions, placed));
+        let Some(found) = found else { return };
+        let d = &found.decisions;
+        let known = self.passed.entry((d.tp, d.pp, d.schedule));
+        let known = known.or_insert_with(|| found.clone());
+        if found.iteration_s < known.iteration_s {
+            known.clone_from(&found);
+        }
+        if found.iteration_s < self.best_s {
+            self.best_s = found.iteration_s;
+            self.best = Some((found.decisions, found.placed));
             let first_s = self.begun.elapsed().as_secs_f64();
             self.effort.first_s.get_or_insert(first_s);
         }
@@ -335,7 +344,13 @@ impl<'a> Run<'a> {
             let (decisions, priced) = self.in_usual_order(&mut worker, &decisions, &placed)?;
             Some(Found { decisions, placed, priced })
         });
-        Outcome { best, proof: self.proof, effort: self.effort }
+        let named = |found: Candidate| {
+            let restrictions = self.task.restrictions;
+            let decisions = named_by_result(found.decisions, &found.placed, restrictions);
+            Candidate { decisions, ..found }
+        };
+        let passed = self.passed.into_values().map(named).collect();
+        Outcome { best, passed, proof: self.proof, effort: self.effort }
     }
 }
 
