@@ -39,7 +39,7 @@ fn the_gap_covers_what_is_missed() {
         &["schedule=zb_auto", "post_validation=true"],
     ] {
         let (mut compared, mut equal) = (0, 0);
-        each(asked, instances(25, 120), |instance, what| {
+        each(asked, instances(40, 120), |instance, what| {
             let restrictions = instance.restrictions();
             let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
             let Some(answer) = brute::best(&task, 20_000) else { return };
