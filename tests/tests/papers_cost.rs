@@ -141,7 +141,8 @@ fn recomputation_repeats_the_reductions_that_each_software_does() {
         let pricer = LayerPricer { model: &model, cluster: &cluster };
         let kind = model.layer_kind(0);
         let pieces = pricer.pieces(kind, &shape, &pricer.body(kind, &shape));
-        let cost = pricer.layer_of(kind, &shape, &pieces, &pricer.experts(&shape));
+        let chunks = pricer.attention_chunks(kind, &shape, &pieces);
+        let cost = pricer.layer_of(kind, &shape, (&pieces, &chunks), &pricer.experts(&shape));
         let [_, _, full] = cost.recompute;
         assert!(cost.forward.tp_s > 0.0);
         assert!((full.tp_s - share * cost.forward.tp_s).abs() < 1e-12, "{software:?}");

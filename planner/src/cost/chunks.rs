@@ -4,8 +4,8 @@
 //! the tables and formulas say that they lose. `models::formulas::ampipe` lays the chunks out in
 //! time.
 
-use super::layer::{ExpertPieces, LayerPricer, Shape, ThreePasses};
-use super::parts::Parts;
+use super::layer::{ExpertPieces, LayerPricer, Pieces, Shape, ThreePasses};
+use super::parts::{AttentionChunks, Both, ExpertChunk, Parts};
 use super::{attention, memory_bound};
 use models::decisions::MoeOverlap;
 use models::formulas::ampipe::{self, Chunk, Interference};
@@ -20,19 +20,10 @@ const EXPERT_KERNELS: [f64; 2] = [6.0, 10.0];
 /// the sum, which is read and written.
 const SUMMED_TENSORS: f64 = 4.0;
 
-/// Seconds forward and backward.
-#[derive(Clone, Copy, Debug, Default)]
-struct Both {
-    forward_s: f64,
-    backward_s: f64,
-}
-
-impl Both {
-    fn of(passes: &ThreePasses) -> Self {
-        Self {
-            forward_s: passes.forward.total_s(),
-            backward_s: passes.input.total_s() + passes.weight.total_s(),
-        }
+fn both(passes: &ThreePasses) -> Both {
+    Both {
+        forward_s: passes.forward.total_s(),
+        backward_s: passes.input.total_s() + passes.weight.total_s(),
     }
 }
 
@@ -48,14 +39,13 @@ impl LayerPricer<'_> {
     /// that all-to-alls add.
     pub(super) fn chunked_experts(
         &self,
-        kind: LayerKind,
         shape: &Shape,
-        attention: &ThreePasses,
+        (attention, chunks): (&ThreePasses, &AttentionChunks),
         whole: &ExpertPieces,
     ) -> ThreePasses {
-        let chunked = self.chunked(kind, shape, attention);
+        let chunked = self.chunked(shape, (attention, chunks), whole.chunk);
         let how = self.interference();
-        let [before, computed] = [Both::of(attention), Both::of(&whole.experts)];
+        let [before, computed] = [both(attention), both(&whole.experts)];
         let alone = |of: fn(&Both) -> f64| of(&before) + of(&computed);
         let added = |chunks: &[Chunk], total_s: f64, outside_s: f64, alone_s: f64| {
             let chunks_s: f64 = chunks.iter().map(Chunk::computed_s).sum();
@@ -79,11 +69,14 @@ impl LayerPricer<'_> {
         Interference { slowdown: sms / (sms - taken).max(sms / 2.0), late: true }
     }
 
-    fn chunked(&self, kind: LayerKind, shape: &Shape, attention: &ThreePasses) -> Chunked {
+    fn chunked(
+        &self,
+        shape: &Shape,
+        (attention, AttentionChunks { parts, outside }): (&ThreePasses, &AttentionChunks),
+        ExpertChunk { products, sent_s }: ExpertChunk,
+    ) -> Chunked {
         let degree = shape.moe_overlap_degree.max(1);
-        let whole = Both::of(attention);
-        let experts = self.expert_chunk(shape, degree);
-        let sent_s = self.all_to_all_s(shape, degree);
+        let whole = both(attention);
         let chunk = |attention_s, experts_s| Chunk {
             attention_s,
             dispatch_s: sent_s,
@@ -93,51 +86,67 @@ impl LayerPricer<'_> {
         if shape.moe_overlap != MoeOverlap::Ampipe {
             // Attention is whole: before the first chunk forward, after the last one backward.
             let only = |at: u64, number: u64, seconds| if at == number { seconds } else { 0.0 };
-            let forward = |i| chunk(only(0, i, whole.forward_s), experts.forward_s);
-            let backward = |i| chunk(only(degree - 1, i, whole.backward_s), experts.backward_s);
+            let forward = |i| chunk(only(0, i, whole.forward_s), products.forward_s);
+            let backward = |i| chunk(only(degree - 1, i, whole.backward_s), products.backward_s);
             return Chunked {
                 forward: (0..degree).map(forward).collect(),
                 backward: (0..degree).map(backward).collect(),
                 outside: Both::default(),
             };
         }
+        Chunked {
+            forward: parts.iter().map(|a| chunk(a.forward_s, products.forward_s)).collect(),
+            backward: parts.iter().map(|a| chunk(a.backward_s, products.backward_s)).collect(),
+            outside: *outside,
+        }
+    }
+
+    /// A layer's attention in as many chunks as AMPipe has under this shape.
+    pub fn attention_chunks(
+        &self,
+        kind: LayerKind,
+        shape: &Shape,
+        pieces: &Pieces,
+    ) -> AttentionChunks {
+        if shape.moe_overlap != MoeOverlap::Ampipe {
+            return AttentionChunks::default();
+        }
+        let degree = shape.moe_overlap_degree.max(1);
+        let whole = both(&pieces.attention);
         let core = self.attention_chunk(kind, shape, 0, 1);
         let outside = Both {
             forward_s: (whole.forward_s - core.forward_s).max(0.0),
             backward_s: (whole.backward_s - core.backward_s).max(0.0),
         };
-        let parts: Vec<Both> =
-            (0..degree).map(|i| self.attention_chunk(kind, shape, i, degree)).collect();
-        Chunked {
-            forward: parts.iter().map(|a| chunk(a.forward_s, experts.forward_s)).collect(),
-            backward: parts.iter().map(|a| chunk(a.backward_s, experts.backward_s)).collect(),
-            outside,
-        }
+        let [forward_s, backward_s] = self.further_chunk_s(shape);
+        let further = |chunk: Both| Both {
+            forward_s: chunk.forward_s + forward_s,
+            backward_s: chunk.backward_s + backward_s,
+        };
+        let first = self.attention_chunk(kind, shape, 0, degree);
+        let others = (1..degree).map(|number| {
+            further(match chunks_are_alike(shape) {
+                true => first,
+                false => self.attention_chunk(kind, shape, number, degree),
+            })
+        });
+        AttentionChunks { parts: std::iter::once(first).chain(others).collect(), outside }
     }
 
     /// Attention's core and its output projection for chunk `number` of `degree`.
     fn attention_chunk(&self, kind: LayerKind, shape: &Shape, number: u64, degree: u64) -> Both {
         let mut core = self.core_shape(kind, shape);
         core.query_len /= degree;
-        // Where a rank has several runs of rows, of sequences or of tensor-parallel ranks, a chunk
-        // has queries of each, and chunks see about as many keys.
-        let split = &shape.split;
-        let runs = split.micro_batch * if split.sequence_parallel { split.tp } else { 1 };
-        if split.cp == 1 && runs == 1 {
+        if !chunks_are_alike(shape) {
             core.key_len = core.key_len / degree * (number + 1);
             core.last_queries = true;
         }
         let projections = layer::attention_gemms(self.model, &shape.split);
         let last = projections.last().map(|&out| Gemm { m: out.m.div_ceil(degree), ..out });
-        let out = Both::of(&self.products(shape.dtype, last.as_slice()));
-        let [more_forward_s, more_backward_s] =
-            if number > 0 { self.further_chunk_s(shape) } else { [0.0; 2] };
+        let out = both(&self.products(shape.dtype, last.as_slice()));
         let forward_s = attention::forward_s(self.cluster, &core, shape.dtype);
         let backward_s = attention::backward_s(self.cluster, &core, shape.dtype);
-        Both {
-            forward_s: forward_s + out.forward_s + more_forward_s,
-            backward_s: backward_s + out.backward_s + more_backward_s,
-        }
+        Both { forward_s: forward_s + out.forward_s, backward_s: backward_s + out.backward_s }
     }
 
     /// What a further chunk of attention costs beside its kernels: gaps between them, another
@@ -153,27 +162,40 @@ impl LayerPricer<'_> {
         [forward_s + routing_s, backward_s + memory_bound::elementwise_s(self.cluster, summed)]
     }
 
-    /// The experts' products for one of `degree` chunks.
-    fn expert_chunk(&self, shape: &Shape, degree: u64) -> Both {
+    /// One chunk of the experts, of as many as the shape has.
+    pub(super) fn expert_chunk(&self, shape: &Shape) -> ExpertChunk {
+        if matches!(shape.moe_overlap, MoeOverlap::None | MoeOverlap::Pair) {
+            return ExpertChunk::default();
+        }
+        let degree = shape.moe_overlap_degree.max(1);
         let gemms: Vec<Gemm> = layer::fullest_expert_gemms(self.model, &shape.split)
             .into_iter()
             .map(|gemm| Gemm { m: gemm.m.div_ceil(degree), ..gemm })
             .collect();
         let slowdown = self.cluster.software.expert_slowdown;
-        let products = Both::of(&self.slowed_products(shape.dtype, &gemms, slowdown));
+        let products = both(&self.slowed_products(shape.dtype, &gemms, slowdown));
         let further = 1.0 - 1.0 / degree as f64;
         let [forward_s, backward_s] =
             EXPERT_KERNELS.map(|kernels| further * kernels * self.cluster.device.kernel_launch_s);
-        Both {
+        let products = Both {
             forward_s: products.forward_s + forward_s,
             backward_s: products.backward_s + backward_s,
-        }
+        };
+        ExpertChunk { products, sent_s: self.all_to_all_s(shape, degree) }
     }
+}
+
+/// Where a rank has several runs of rows, of sequences or of tensor-parallel ranks, a chunk has
+/// queries of each, and chunks see about as many keys.
+fn chunks_are_alike(shape: &Shape) -> bool {
+    let split = &shape.split;
+    let runs = split.micro_batch * if split.sequence_parallel { split.tp } else { 1 };
+    split.cp > 1 || runs > 1
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Both, Chunked, LayerPricer, Shape};
+    use super::{Chunked, LayerPricer, Shape, both};
     use models::decisions::{CpStyle, Dtype, MoeOverlap};
     use models::layer::Split;
     use models::mesh::GroupShape;
@@ -220,10 +242,15 @@ mod tests {
         let kind = model.layer_kind(0);
         let (whole, cut) = (shape(1), shape(4));
         let pieces = pricer.pieces(kind, &whole, &pricer.body(kind, &whole));
-        let alone_s = in_turn_s(&pricer.chunked(kind, &whole, &pieces.attention));
-        let attention = Both::of(&pieces.attention);
+        let in_turn_s = |shape: &Shape| {
+            let chunks = pricer.attention_chunks(kind, shape, &pieces);
+            let experts = pricer.expert_chunk(shape);
+            in_turn_s(&pricer.chunked(shape, (&pieces.attention, &chunks), experts))
+        };
+        let alone_s = in_turn_s(&whole);
+        let attention = both(&pieces.attention);
         assert!(alone_s > attention.forward_s + attention.backward_s);
-        in_turn_s(&pricer.chunked(kind, &cut, &pieces.attention)) / alone_s - 1.0
+        in_turn_s(&cut) / alone_s - 1.0
     }
 
     /// AMPipe's figure 9, on A10G: degree 4 without overlap slows blocks down by less than 5 % in

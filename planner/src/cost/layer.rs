@@ -5,7 +5,7 @@
 
 use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
-use super::parts::Parts;
+use super::parts::{AttentionChunks, ExpertChunk, Parts};
 use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec, FullRecompute, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
@@ -143,14 +143,14 @@ impl LayerPricer<'_> {
         &self,
         kind: LayerKind,
         shape: &Shape,
-        pieces: &Pieces,
+        (pieces, chunks): (&Pieces, &AttentionChunks),
         experts: &ExpertPieces,
     ) -> LayerCost {
         let block = if kind.moe {
             match shape.moe_overlap {
                 MoeOverlap::None | MoeOverlap::Pair => self.expert_block(experts),
                 MoeOverlap::Tutel | MoeOverlap::Ampipe => {
-                    self.chunked_experts(kind, shape, &pieces.attention, experts)
+                    self.chunked_experts(shape, (&pieces.attention, chunks), experts)
                 }
             }
         } else {
@@ -588,12 +588,13 @@ impl LayerPricer<'_> {
             router: self.router(shape),
             all_to_all_s: self.all_to_all_s(shape, 1),
             tensor_parallel_s: self.expert_tensor_parallel_s(shape),
+            chunk: self.expert_chunk(shape),
         }
     }
 
     /// Routed experts with the exposed part of their all-to-alls.
     fn expert_block(&self, pieces: &ExpertPieces) -> ThreePasses {
-        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: tp_s } =
+        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: tp_s, .. } =
             *pieces;
         let sent = Parts { ep_s: self.exposed_all_to_all_s(a2a_s), tp_s, ..Parts::default() };
         let input = Parts::compute(experts.input.compute_s);
@@ -782,6 +783,8 @@ pub struct ExpertPieces {
     pub(super) router: ThreePasses,
     all_to_all_s: f64,
     pub(super) tensor_parallel_s: f64,
+    /// One of the chunks that they are cut into.
+    pub(super) chunk: ExpertChunk,
 }
 
 /// Times of the memory-bound kernels.

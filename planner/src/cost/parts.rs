@@ -59,6 +59,31 @@ impl AddAssign for Parts {
     }
 }
 
+/// Seconds forward and backward.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Both {
+    pub forward_s: f64,
+    pub backward_s: f64,
+}
+
+/// Attention in chunks (AMPipe), which no split of the experts changes; empty where attention is
+/// whole.
+#[derive(Clone, Debug, Default)]
+pub struct AttentionChunks {
+    /// Core and output projection of each chunk.
+    pub(super) parts: Vec<Both>,
+    /// What attention computes outside of them.
+    pub(super) outside: Both,
+}
+
+/// One chunk of the experts (AMPipe, Tutel).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ExpertChunk {
+    pub products: Both,
+    /// Its dispatch, or its combine, s.
+    pub sent_s: f64,
+}
+
 impl Mul<f64> for Parts {
     type Output = Self;
     fn mul(self, factor: f64) -> Self {

@@ -10,6 +10,7 @@ use super::recompute_split::{self, RecomputeCost};
 use crate::cost::collective::{self, Collective};
 use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
+use crate::cost::parts::AttentionChunks;
 use crate::cost::state::{LocalParams, layer_params};
 use crate::partition::Pipeline;
 use crate::request::space::divisors;
@@ -81,9 +82,9 @@ pub struct LayerCosts {
     recompute_choices: RefCell<KnownSplits>,
 }
 
-/// Resident tokens, expert-parallel and expert-tensor-parallel degrees, number format and
-/// expert-parallel group.
-type ExpertKey = (u64, u64, u64, Dtype, GroupShape);
+/// Resident tokens, degrees (expert-parallel, expert-tensor-parallel, of overlap), overlap, number
+/// format and expert-parallel group.
+type ExpertKey = (u64, [u64; 3], MoeOverlap, Dtype, GroupShape);
 
 /// Most layer costs kept in the cache, at one or two kilobytes each.
 const MOST_LAYER_COSTS: usize = 1 << 14;
@@ -93,6 +94,8 @@ const MOST_LAYER_COSTS: usize = 1 << 14;
 struct Shared {
     /// Pieces of a layer's cost, by kind.
     pieces: Vec<Pieces>,
+    /// Attention in chunks by kind, by their number; 0 where it is whole.
+    chunks: RefCell<HashMap<u64, Rc<[AttentionChunks]>>>,
     /// Everything but the layers.
     ends: LayerCosts,
 }
@@ -316,9 +319,10 @@ impl<'a> CostCache<'a> {
         let shared = self.shared(shape);
         let dense = self.model.moe.is_none();
         let experts = if dense { ExpertPieces::default() } else { self.experts(shape) };
-        let layer =
-            |(&kind, pieces): (&LayerKind, &Pieces)| pricer.layer_of(kind, shape, pieces, &experts);
-        let layers = self.layers.kinds.iter().zip(&shared.pieces).map(layer).collect();
+        let chunks = self.attention_chunks(shape, &shared);
+        let pieces = shared.pieces.iter().zip(chunks.iter());
+        let layer = |(&kind, pieces)| pricer.layer_of(kind, shape, pieces, &experts);
+        let layers = self.layers.kinds.iter().zip(pieces).map(layer).collect();
         self.layer_costs_of(layers, shape, &shared)
     }
 
@@ -367,7 +371,18 @@ impl<'a> CostCache<'a> {
         let bodies = self.bodies(shape);
         let kinds = self.layers.kinds.iter().zip(bodies.iter());
         let pieces = kinds.map(|(&kind, body)| pricer.pieces(kind, shape, body)).collect();
-        Shared { pieces, ends: self.price_ends(shape) }
+        Shared { pieces, chunks: RefCell::default(), ends: self.price_ends(shape) }
+    }
+
+    fn attention_chunks(&self, shape: &Shape, shared: &Shared) -> Rc<[AttentionChunks]> {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let of = |(&kind, pieces)| pricer.attention_chunks(kind, shape, pieces);
+        let price = || self.layers.kinds.iter().zip(&shared.pieces).map(of).collect();
+        let number = match shape.moe_overlap {
+            MoeOverlap::Ampipe => shape.moe_overlap_degree,
+            _ => 0,
+        };
+        Rc::clone(shared.chunks.borrow_mut().entry(number).or_insert_with(price))
     }
 
     fn bodies(&self, shape: &Shape) -> Rc<[Body]> {
@@ -384,7 +399,8 @@ impl<'a> CostCache<'a> {
     fn experts(&self, shape: &Shape) -> ExpertPieces {
         let split = &shape.split;
         let resident = split.resident_tokens(self.model);
-        let key = (resident, split.ep, split.etp, shape.dtype, shape.ep_group.clone());
+        let degrees = [split.ep, split.etp, shape.moe_overlap_degree];
+        let key = (resident, degrees, shape.moe_overlap, shape.dtype, shape.ep_group.clone());
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
     }
