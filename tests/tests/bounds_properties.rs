@@ -46,7 +46,7 @@ impl<'a> Subject<'a> {
         let usable = cache.cluster.usable_bytes() - plain.workspace_bytes;
         Self {
             case,
-            work: state.added_to(&plain, &spec),
+            work: state.added_to(&plain, &spec).into_owned(),
             states: States::new(cache, d, &choices, &layer_costs.params),
             budget_bytes: usable - state.motion_bytes(&spec, cache.layers.len()),
             spec,

@@ -8,6 +8,7 @@ use crate::pricing::stage_transfers::least_line_of_copies;
 use crate::request::space::PipelineChoices;
 use models::decisions::{Decisions, Offload, RankOrder};
 use models::schedule::ScheduleName;
+use std::borrow::Cow;
 
 /// One dense and one expert parameter.
 const DENSE: LocalParams = LocalParams { dense: 1.0, expert: 0.0 };
@@ -255,21 +256,26 @@ impl StateView {
     }
 
     /// `work` with what the parameter state adds to the passes of layers.
-    pub fn added_to(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> MicroBatchCost {
-        let mut work = work.clone();
-        if self.in_passes() {
-            for (index, kind) in work.kinds.iter_mut().enumerate() {
-                let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
-                kind.forward_s += forward_s;
-                kind.backward_s += backward_s;
-                kind.input_s += backward_s;
-            }
-            // Bounds for all pipelines leave the ends out.
-            if spec.passes.is_none() && work.embedding.params > 0.0 {
-                self.add_to_ends(&mut work, spec);
-            }
+    pub fn added_to<'w>(
+        &self,
+        work: &'w MicroBatchCost,
+        spec: &PipelineSpec,
+    ) -> Cow<'w, MicroBatchCost> {
+        if !self.in_passes() {
+            return Cow::Borrowed(work);
         }
-        work
+        let mut work = work.clone();
+        for (index, kind) in work.kinds.iter_mut().enumerate() {
+            let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
+            kind.forward_s += forward_s;
+            kind.backward_s += backward_s;
+            kind.input_s += backward_s;
+        }
+        // Bounds for all pipelines leave the ends out.
+        if spec.passes.is_none() && work.embedding.params > 0.0 {
+            self.add_to_ends(&mut work, spec);
+        }
+        Cow::Owned(work)
     }
 }
 

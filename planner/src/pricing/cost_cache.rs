@@ -231,7 +231,7 @@ impl<'a> CostCache<'a> {
         let floor = |(&kind, pieces): (&LayerKind, &Pieces)| {
             pricer.layer_floor(kind, &shape, pieces, experts)
         };
-        let shared = self.price_shared(&shape);
+        let shared = self.shared(&shape);
         let layer = self.layers.kinds.iter().zip(&shared.pieces).map(floor).collect();
         let layer_costs = Rc::new(self.layer_costs_of(layer, &shape, &shared));
         self.floors.borrow_mut().insert(key, Rc::clone(&layer_costs));

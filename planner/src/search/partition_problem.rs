@@ -27,7 +27,8 @@ impl Configuration<'_> {
         let d = &self.decisions;
         let spec = PipelineSpec::new(self.cache, d, &self.layer_costs);
         let state = StateView::new(self.cache, d, &self.layer_costs.params);
-        let work = state.added_to(&MicroBatchCost::of(self.cache, d, &self.layer_costs), &spec);
+        let plain = MicroBatchCost::of(self.cache, d, &self.layer_costs);
+        let work = state.added_to(&plain, &spec);
         // Another order of summation must not hide what lies just below the cutoff.
         let partition_bound =
             PartitionBound::new(&spec, &work, &state, &self.cache.layers, budget_bytes);

@@ -92,7 +92,7 @@ impl Worker<'_> {
                 (spec, plain)
             }
         };
-        let work = view.added_to(&plain, &spec);
+        let work = view.added_to(&plain, &spec).into_owned();
         (spec, plain, work)
     }
 
