@@ -5,6 +5,7 @@ use crate::bounds::states::StateView;
 use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
 use crate::partition::{Column, Problem};
 use crate::pricing::Configuration;
+use rustc_hash::FxHashMap as HashMap;
 
 impl Configuration<'_> {
     /// The partition problem with one chunk per rank. Columns that a bound proves to take
@@ -36,7 +37,8 @@ impl Configuration<'_> {
     }
 
     /// One column for each range that fits with some recompute split. Where all layers are of one
-    /// kind only their count matters, and ranges start at 0.
+    /// kind only their count matters, and ranges start at 0. Ranges with as many layers of each kind
+    /// cost the same.
     fn free_columns(&self, stage: usize, ranges: &[(usize, usize)], budget: f64) -> Vec<Column> {
         let mut ranges = ranges.to_vec();
         if self.cache.layers.is_uniform() {
@@ -44,7 +46,14 @@ impl Configuration<'_> {
         }
         ranges.sort_unstable();
         ranges.dedup();
-        ranges.into_iter().filter_map(|range| self.free_column(stage, range, budget)).collect()
+        let mut known: HashMap<Vec<usize>, Option<Column>> = HashMap::default();
+        let column = |(start, end)| {
+            let counts = self.cache.layers.counts(start, end);
+            let of = || self.free_column(stage, (start, end), budget);
+            let column = known.entry(counts).or_insert_with(of).as_ref()?;
+            Some(Column { start, end, ..column.clone() })
+        };
+        ranges.into_iter().filter_map(column).collect()
     }
 
     fn free_column(&self, stage: usize, range: (usize, usize), budget: f64) -> Option<Column> {
