@@ -51,7 +51,7 @@ impl Configuration<'_> {
             let counts = self.cache.layers.counts(start, end);
             let of = || self.free_column(stage, (start, end), budget);
             let column = known.entry(counts).or_insert_with(of).as_ref()?;
-            Some(Column { start, end, ..column.clone() })
+            Some(Column { start, end, ..*column })
         };
         ranges.into_iter().filter_map(column).collect()
     }
