@@ -10,7 +10,8 @@ use planner::pricing::priced::{Placed, PlacedStage, Priced};
 use planner::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
 use planner::pricing::recompute_split::RecomputeSplit;
 use planner::request::Task;
-use planner::request::space::{ParallelLayout, PipelineChoices};
+use planner::request::pipeline_choices::PipelineChoices;
+use planner::request::space::ParallelLayout;
 
 /// The best plan, and the numbers of combinations and placements enumerated.
 #[derive(Clone, Debug, Default)]

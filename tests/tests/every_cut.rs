@@ -4,10 +4,11 @@
 use meshwright_tests::random::Random;
 use meshwright_tests::{brute, close, examined, instances, small};
 use models::schedule::ScheduleName;
+use planner::bounds::pipeline_spec::PipelineSpec;
 use planner::bounds::recompute_knapsack::RecomputeKnapsack;
 use planner::bounds::states::StateView;
 use planner::bounds::whole_layers::WholeLayers;
-use planner::bounds::workload::{MicroBatchCost, PipelineSpec};
+use planner::bounds::workload::MicroBatchCost;
 use planner::partition::{Scratch, ilp, relaxation};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;

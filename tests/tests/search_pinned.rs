@@ -10,8 +10,9 @@ use planner::pricing::listed_cuts::Ranges;
 use planner::pricing::priced::{Placed, PlacedStage};
 use planner::pricing::recompute_ladder::RecomputeLadder;
 use planner::request::Task;
+use planner::request::pipeline_choices::PipelineChoices;
 use planner::request::restrictions::Restrictions;
-use planner::request::space::{ParallelLayout, PipelineChoices, Space};
+use planner::request::space::{ParallelLayout, Space};
 use planner::search::search;
 
 #[test]

@@ -14,11 +14,12 @@ use models::model::warnings;
 use models::plan::{Objective, Plan, Predicted};
 use models::program::unsupported_decisions;
 use models::text::shown;
-use planner::answer::explain::{self, Asker};
+use planner::answer::explain::Asker;
 use planner::answer::explain_text;
 use planner::answer::recheck::{as_priced_now, in_memory_of};
 use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory};
 use planner::answer::report::{Answer, NotRunnable};
+use planner::answer::shortage;
 use planner::answer::text::{self, bytes, line};
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
@@ -237,7 +238,7 @@ fn best(request: &Request) -> Result<Answer, Empty> {
         return fastest(request);
     }
     let mut progress = Progress::new();
-    let found = explain::least_memory(request, &mut |standing| progress.show(standing));
+    let found = shortage::least_memory(request, &mut |standing| progress.show(standing));
     let (outcome, least_bytes) = found?;
     let answer = Answer::new(request, outcome).ok_or(Empty::Undecided)?;
     Ok(Answer { least_memory_bytes: Some(least_bytes as u64), ..answer })
@@ -395,7 +396,7 @@ fn nothing_fits(request: &Request, why: Empty) -> Failure {
         );
     }
     let mut progress = Progress::new();
-    let found = explain::shortage(request, &mut |standing| progress.show(standing));
+    let found = shortage::shortage(request, &mut |standing| progress.show(standing));
     Failure::Infeasible(explain_text::shortage(request, &found))
 }
 

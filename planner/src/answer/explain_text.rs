@@ -1,7 +1,8 @@
 //! Explanations as text.
 
-use crate::answer::explain::{FAR, Part, Shortage, Tried, WhyNot};
+use crate::answer::explain::{FAR, Part, Tried, WhyNot};
 use crate::answer::report::fullest;
+use crate::answer::shortage::Shortage;
 use crate::answer::text::{
     bytes, decisions, line, loss, seconds, shape, signed_percent, thousands, within,
 };

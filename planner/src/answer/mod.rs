@@ -8,5 +8,6 @@ pub mod explain_text;
 pub mod recheck;
 pub mod replan;
 pub mod report;
+pub mod shortage;
 pub mod text;
 pub mod verify;

@@ -277,8 +277,8 @@ impl Prices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::explain::least_memory;
     use crate::answer::report::Answer;
+    use crate::answer::shortage::least_memory;
     use crate::request::flags::Flags;
 
     /// Its own memory, to the last byte, although plans have whole bytes.

@@ -4,8 +4,8 @@
 //! Few numbers of GPUs can be split over a model. Where the new one cannot, the best of the largest
 //! numbers below it that can is taken, and the rest idles.
 
-use crate::answer::explain::least_memory;
 use crate::answer::recheck::placed_of;
+use crate::answer::shortage::least_memory;
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;

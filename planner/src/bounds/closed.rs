@@ -1,8 +1,9 @@
 //! Bounds from parallel degrees and total load alone.
 
+use super::pipeline_spec::PipelineSpec;
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
-use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
+use super::workload::{KindCost, MicroBatchCost, VocabEnd};
 use crate::cost::state::LocalParams;
 use models::schedule::ScheduleName;
 

@@ -9,7 +9,9 @@
 pub mod candidates;
 pub mod closed;
 pub mod cuts;
+pub mod pipeline_spec;
 pub mod recompute_knapsack;
+mod stage_view;
 pub mod states;
 pub mod whole_layers;
 pub mod workload;

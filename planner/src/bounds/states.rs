@@ -1,11 +1,12 @@
 //! Lower bounds on the cost of parameter state (parameters, gradients, optimizer state), by ZeRO
 //! stage, shard group, offloading and rank order.
 
-use super::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
+use super::pipeline_spec::PipelineSpec;
+use super::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::cost::state::{LocalParams, StateCost};
 use crate::pricing::cost_cache::CostCache;
 use crate::pricing::stage_transfers::least_line_of_copies;
-use crate::request::space::PipelineChoices;
+use crate::request::pipeline_choices::PipelineChoices;
 use models::decisions::{Decisions, Offload, RankOrder};
 use models::schedule::ScheduleName;
 use std::borrow::Cow;

@@ -11,9 +11,10 @@
 
 use super::candidates::path_seconds::PathSeconds;
 use super::closed;
+use super::pipeline_spec::PipelineSpec;
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
-use super::workload::{KindCost, MicroBatchCost, PipelineSpec, VocabEnd};
+use super::workload::{KindCost, MicroBatchCost, VocabEnd};
 use crate::cost::state::LocalParams;
 use crate::partition::Pipeline;
 use crate::partition::bidirectional::Bidirectional;

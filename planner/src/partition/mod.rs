@@ -10,6 +10,7 @@ pub mod dynamic_program;
 pub mod ilp;
 pub mod milestones;
 pub mod relaxation;
+mod rows;
 
 pub use dynamic_program::VocabWay;
 pub use milestones::OrderMilestones;

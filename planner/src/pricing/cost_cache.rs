@@ -2,12 +2,9 @@
 //! and a cache of prices.
 
 use super::layers::Layers;
-use super::listed_cuts::{
-    CutList, Ranges, even_counts, every_cut, few_cuts, lighter_ends, to_ranges,
-};
 use super::pipelines::{PipelineKey, Pipelines};
 use super::recompute_split::{self, RecomputeCost};
-use crate::cost::collective::{self, Collective};
+use crate::cost::collective::Collective;
 use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::parts::AttentionChunks;
@@ -16,14 +13,13 @@ use crate::partition::Pipeline;
 use crate::request::space::divisors;
 use models::cluster::ClusterSpec;
 use models::decisions::{
-    Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, RecomputePolicy, Vocab,
+    Decisions, Dtype, MoeOverlap, Offload, RankOrder, Recompute, RecomputePolicy,
 };
-use models::formulas::vocabulary;
 use models::layer::{Split, fullest_copies};
 use models::mesh::{Axis, GroupShape, Mesh};
-use models::model::{LayerKind, ModelSpec, params};
+use models::model::{LayerKind, ModelSpec};
 use models::schedule::ScheduleError;
-use models::shapes::{vocabulary_rows, vocabulary_shard_rows};
+use models::shapes::vocabulary_rows;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -56,8 +52,8 @@ pub struct CostCache<'a> {
     experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
-    lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
-    vocab_shards: RefCell<HashMap<(LayerCostsKey, u64), VocabCost>>,
+    pub(super) lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
+    pub(super) vocab_shards: RefCell<HashMap<(LayerCostsKey, u64), VocabCost>>,
 }
 
 /// Costs of the layers under one split of a micro-batch.
@@ -136,7 +132,7 @@ pub struct LayerCostsKey {
 }
 
 impl LayerCostsKey {
-    fn new(shape: &Shape) -> Self {
+    pub(super) fn new(shape: &Shape) -> Self {
         Self {
             split: shape.split,
             cp_style: shape.cp_style,
@@ -252,38 +248,6 @@ impl<'a> CostCache<'a> {
             pricer.expert_floor(shape, &splits)
         };
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
-    }
-
-    /// Layer ranges of the cuts in a list. Cuts with an empty stage are left out where the
-    /// vocabulary is split over the pipeline: then no stage may be empty.
-    pub fn listed_ranges(&self, list: CutList, stages: usize, vocab: Vocab) -> Vec<Ranges> {
-        let layers = self.layers.len();
-        let counts = match list {
-            CutList::Even => vec![even_counts(layers, stages)],
-            CutList::Redis => vec![self.redis_counts(stages)],
-            CutList::Family if few_cuts(layers, stages) => every_cut(layers, stages),
-            CutList::Family => {
-                let mut family = lighter_ends(layers, stages);
-                family.push(self.redis_counts(stages));
-                family.sort_unstable();
-                family.dedup();
-                family
-            }
-        };
-        let full = |counts: &Vec<usize>| !vocab.over_pipeline() || !counts.contains(&0);
-        counts.into_iter().filter(full).map(to_ranges).collect()
-    }
-
-    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
-    /// section 3; its appendix's FLOP counts).
-    fn redis_counts(&self, stages: usize) -> Vec<usize> {
-        let (vocab, hidden) = (self.model.vocab as f64, self.model.hidden as f64);
-        let seq_len = self.model.seq_len as f64;
-        let ratio = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
-        let input = vocabulary::input_compute_ratio(hidden, seq_len);
-        let layers = self.layers.len() as u64;
-        let (_, counts) = vocabulary::redis(layers, stages as u64, input, ratio);
-        counts.into_iter().map(|count| count as usize).collect()
     }
 
     /// How the decisions split one micro-batch, with its communication groups.
@@ -457,68 +421,5 @@ impl<'a> CostCache<'a> {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let of = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::None);
         2.0 * self.layers.kinds.iter().map(of).fold(0.0, f64::max)
-    }
-
-    /// Vocabulary layers split over tensor-parallel and pipeline ranks.
-    pub fn vocabulary_over_pipeline(&self, d: &Decisions) -> VocabCost {
-        let shape = self.shape(d);
-        let key = (LayerCostsKey::new(&shape), d.pp);
-        if let Some(known) = self.vocab_shards.borrow().get(&key) {
-            return *known;
-        }
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let rows = vocabulary_shard_rows(self.model.vocab, d.tp * d.pp);
-        let cost = pricer.vocabulary(&shape, rows, &shape.tp_group);
-        self.vocab_shards.borrow_mut().insert(key, cost);
-        cost
-    }
-
-    /// Linear lower bound on the time of a collective of up to `MOST_BYTES`: intercept, s, and
-    /// slope, s a byte.
-    ///
-    /// Times are sampled at sizes a factor `STEP` apart. Between two samples the time is at least
-    /// the smaller's and the bytes are at most the larger's, because collectives never get faster
-    /// with size. The slope is a little less than the least time a byte, so that the extra time of
-    /// small sizes goes into the intercept.
-    pub fn collective_line(&self, op: Collective, group: &GroupShape) -> (f64, f64) {
-        const MOST_BYTES: f64 = 1e13;
-        const STEP: f64 = 1.03;
-        const SLOPE: f64 = 0.98;
-        if group.size() == 1 {
-            return (0.0, 0.0);
-        }
-        let key = (op, group.clone());
-        if let Some(&known) = self.lines.borrow().get(&key) {
-            return known;
-        }
-        let sizes = std::iter::successors(Some(1.0), |bytes| Some(bytes * STEP));
-        let times: Vec<(f64, f64)> = sizes
-            .take_while(|&bytes| bytes < MOST_BYTES)
-            .map(|bytes| (bytes * STEP, collective::time_s(self.cluster, op, bytes, group)))
-            .collect();
-        let least = |value: &dyn Fn(f64, f64) -> f64| {
-            times.iter().map(|&(bytes, s)| value(bytes, s)).fold(f64::INFINITY, f64::min)
-        };
-        let slope = SLOPE * least(&|bytes, s| s / bytes);
-        let line = (least(&|bytes, s| s - slope * bytes).max(0.0), slope);
-        self.lines.borrow_mut().insert(key, line);
-        line
-    }
-
-    /// Parameters of one of `tp` shards: of the embedding with its learned positions, and of the
-    /// output matrix.
-    pub fn vocab_params(&self, tp: u64) -> (f64, f64) {
-        self.params_of_rows(vocabulary_rows(self.model.vocab, tp))
-    }
-
-    /// The same of a shard over tensor-parallel and pipeline ranks.
-    pub fn vocab_shard_params(&self, d: &Decisions) -> (f64, f64) {
-        self.params_of_rows(vocabulary_shard_rows(self.model.vocab, d.tp * d.pp))
-    }
-
-    fn params_of_rows(&self, rows: u64) -> (f64, f64) {
-        let matrix = (rows * self.model.hidden) as f64;
-        let positions = params::positions(self.model) as f64;
-        (matrix + positions, matrix)
     }
 }

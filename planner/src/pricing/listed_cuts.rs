@@ -1,6 +1,8 @@
 //! Cuts of a model's layers into stages that are listed rather than left to the solver.
 
+use super::cost_cache::CostCache;
 use models::decisions::{Decisions, RecomputePolicy, Vocab};
+use models::formulas::vocabulary;
 
 /// First layer and one past the last, by stage.
 pub type Ranges = Vec<(usize, usize)>;
@@ -111,6 +113,40 @@ pub(crate) fn to_ranges(counts: Vec<usize>) -> Ranges {
         (start - count, start)
     };
     counts.into_iter().map(range).collect()
+}
+
+impl CostCache<'_> {
+    /// Layer ranges of the cuts in a list. Cuts with an empty stage are left out where the
+    /// vocabulary is split over the pipeline: then no stage may be empty.
+    pub fn listed_ranges(&self, list: CutList, stages: usize, vocab: Vocab) -> Vec<Ranges> {
+        let layers = self.layers.len();
+        let counts = match list {
+            CutList::Even => vec![even_counts(layers, stages)],
+            CutList::Redis => vec![self.redis_counts(stages)],
+            CutList::Family if few_cuts(layers, stages) => every_cut(layers, stages),
+            CutList::Family => {
+                let mut family = lighter_ends(layers, stages);
+                family.push(self.redis_counts(stages));
+                family.sort_unstable();
+                family.dedup();
+                family
+            }
+        };
+        let full = |counts: &Vec<usize>| !vocab.over_pipeline() || !counts.contains(&0);
+        counts.into_iter().filter(full).map(to_ranges).collect()
+    }
+
+    /// Layer redistribution by the compute ratio of output layer and layer (Vocabulary Parallelism,
+    /// section 3; its appendix's FLOP counts).
+    fn redis_counts(&self, stages: usize) -> Vec<usize> {
+        let (vocab, hidden) = (self.model.vocab as f64, self.model.hidden as f64);
+        let seq_len = self.model.seq_len as f64;
+        let ratio = vocabulary::output_compute_ratio(vocab, hidden, seq_len);
+        let input = vocabulary::input_compute_ratio(hidden, seq_len);
+        let layers = self.layers.len() as u64;
+        let (_, counts) = vocabulary::redis(layers, stages as u64, input, ratio);
+        counts.into_iter().map(|count| count as usize).collect()
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use super::restrictions::{Restrictions, decision_of};
 use super::{Request, task::MOST_ONE_BY_ONE};
-use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, Space, divisors};
+use crate::request::pipeline_choices::PipelineChoices;
+use crate::request::space::{ExpertSplit, ParallelLayout, Space, divisors};
 use models::cluster::Dtype;
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};

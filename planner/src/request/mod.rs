@@ -2,6 +2,7 @@
 
 pub mod conflicts;
 pub mod flags;
+pub mod pipeline_choices;
 pub mod restrictions;
 pub mod space;
 pub mod task;

@@ -17,6 +17,7 @@
 //! - `gpipe` and `naive` are no faster than `1f1b` and hold no fewer micro-batches: without
 //!   transfer latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, GPipe's time.
 
+mod candidate_chains;
 pub mod every_cut;
 mod exhaustive;
 mod expand;

@@ -1,8 +1,9 @@
 //! The partition problem with one chunk per pipeline rank, without the columns that a bound prunes.
 
 use crate::bounds::cuts::{OpenCuts, PartitionBound};
+use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::StateView;
-use crate::bounds::workload::{MicroBatchCost, PipelineSpec};
+use crate::bounds::workload::MicroBatchCost;
 use crate::partition::{Column, Problem};
 use crate::pricing::Configuration;
 use rustc_hash::FxHashMap as HashMap;
@@ -37,8 +38,8 @@ impl Configuration<'_> {
     }
 
     /// One column for each range that fits with some recompute split. Where all layers are of one
-    /// kind only their count matters, and ranges start at 0. Ranges with as many layers of each kind
-    /// cost the same.
+    /// kind only their count matters, and ranges start at 0. Ranges with as many layers of each
+    /// kind cost the same.
     fn free_columns(&self, stage: usize, ranges: &[(usize, usize)], budget: f64) -> Vec<Column> {
         let mut ranges = ranges.to_vec();
         if self.cache.layers.is_uniform() {

@@ -1,8 +1,9 @@
 //! Candidate partitions as the bounds see them: the layers of each pipeline rank, and the
 //! micro-batches that a schedule keeps in flight there.
 
+use super::super::pipeline_spec::PipelineSpec;
 use super::super::recompute_knapsack::RecomputeKnapsack;
-use super::super::workload::{MicroBatchCost, PipelineSpec};
+use super::super::workload::MicroBatchCost;
 use crate::partition::{OrderMilestones, Pipeline};
 use crate::pricing::layers::{Counts, Layers};
 use crate::pricing::listed_cuts::{Ranges, few_cuts};

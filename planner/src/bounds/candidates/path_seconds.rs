@@ -1,6 +1,7 @@
 //! Seconds along the stages of a candidate partition.
 
-use super::super::workload::{MicroBatchCost, PipelineSpec};
+use super::super::pipeline_spec::PipelineSpec;
+use super::super::workload::MicroBatchCost;
 use crate::partition::milestones::PassCounts;
 use crate::pricing::layers::Counts;
 use crate::simulate::CriticalPath;

@@ -1,7 +1,8 @@
 //! Expands parallel layouts: from one bound for a whole layout to a bound for each of its
 //! pipelines.
 
-use super::layout::{BoundSource, LayoutView, PipelineBound};
+use super::layout::LayoutView;
+use super::pipeline_bounds::{BoundSource, PipelineBound};
 use super::states::StateBounds;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
 use crate::pricing::listed_cuts::is_complete;

@@ -1,31 +1,37 @@
 //! Expands a search node: bounds its parts, or prices the configurations that are left in it.
 
+mod context;
 mod dive;
 pub(super) mod every_cut;
 pub(super) mod group;
 mod layout;
+mod pipeline_bounds;
 mod place;
 mod states;
 
+pub(in crate::search) use context::Context;
 use every_cut::EveryCutStage;
 use group::Group;
-use layout::{BoundSource, LayoutKey, LayoutView};
+use layout::{LayoutKey, LayoutView};
+use pipeline_bounds::BoundSource;
 use states::StateBounds;
 
 use super::Candidate;
 use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::cuts::PartitionBound;
+use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::{StateView, States};
-use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost, PipelineSpec};
+use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::Scratch;
 use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
 use crate::pricing::stage_transfers::{P2pTransfer, fixed_durations};
 use crate::request::Task;
-use crate::request::space::{ExpertSplit, PipelineChoices, PipelineChoicesKey, Space};
+use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
+use crate::request::space::{ExpertSplit, Space};
 use crate::simulate::CriticalPath;
-use models::decisions::{CpStyle, Decisions, Dtype, RecomputePolicy};
+use models::decisions::{Decisions, Dtype, RecomputePolicy};
 use models::schedule::StageLayout;
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
@@ -42,69 +48,6 @@ pub(super) struct SearchNode {
     pub count: u64,
     /// How far it is decided.
     pub stage: Stage,
-}
-
-/// Parallel degrees, context parallelism and micro-batch size: a search node before it is expanded.
-/// There may be hundreds of thousands, and few are expanded.
-#[derive(Clone, Debug)]
-pub(super) struct Context {
-    /// The decisions, without micro-batches and expert split.
-    pub template: Arc<Decisions>,
-    /// Sequences in a micro-batch.
-    pub micro_batch: u64,
-    /// Micro-batches.
-    pub micro_batches: u64,
-    /// The expert splits.
-    pub splits: Arc<[ExpertSplit]>,
-    /// Combinations per expert split.
-    pub each: u64,
-}
-
-/// Number format, degrees that split a micro-batch, sequence parallelism and fused loss, and
-/// sequences in a micro-batch.
-type PricedBy = (Dtype, u64, u64, CpStyle, u64, [bool; 2], u64);
-
-impl Context {
-    /// Number of combinations.
-    pub fn count(&self) -> u64 {
-        self.each * self.splits.len() as u64
-    }
-
-    /// What the costs of layers depend on. Contexts that differ only in pipeline and replicas share
-    /// it.
-    pub fn priced_by(&self) -> PricedBy {
-        let d = &self.template;
-        let switches = [d.sequence_parallel, d.fused_loss];
-        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, switches, self.micro_batch)
-    }
-
-    /// The decisions, without the degrees of the experts.
-    pub fn decisions(&self) -> Decisions {
-        let Self { micro_batch, micro_batches, .. } = *self;
-        let moe_overlap = self.splits[0].overlap;
-        Decisions { micro_batch, micro_batches, moe_overlap, ..Decisions::clone(&self.template) }
-    }
-
-    /// The search node of this context. A dense model has one parallel layout per context.
-    pub fn node(&self, bound_s: f64) -> SearchNode {
-        let part = Self::part(&self.splits, bound_s, &self.decisions());
-        SearchNode { count: self.count(), ..part }
-    }
-
-    /// The search node of a context with these decisions and expert splits, without combinations.
-    fn part(splits: &Arc<[ExpertSplit]>, bound_s: f64, decisions: &Decisions) -> SearchNode {
-        let dense = splits[..] == [ExpertSplit::NONE];
-        let splits = Arc::clone(splits);
-        let stage =
-            if dense { Stage::ParallelLayout(Group::new(splits)) } else { Stage::Context(splits) };
-        SearchNode { bound_s, decisions: decisions.clone(), count: 0, stage }
-    }
-
-    /// The search node of this context as open over every cut.
-    pub fn every_cut(&self, bound_s: f64) -> SearchNode {
-        let stage = EveryCutStage::Context(Arc::clone(&self.splits));
-        every_cut::node(bound_s, self.decisions(), stage)
-    }
 }
 
 impl SearchNode {

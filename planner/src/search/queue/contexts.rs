@@ -3,7 +3,8 @@
 use super::super::expand::Context;
 use crate::pricing::listed_cuts::is_family;
 use crate::request::Task;
-use crate::request::space::{ExpertSplit, ParallelLayout, PipelineChoices, PipelineChoicesKey};
+use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
+use crate::request::space::{ExpertSplit, ParallelLayout};
 use models::decisions::Decisions;
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 use std::sync::Arc;

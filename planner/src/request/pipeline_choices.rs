@@ -1,0 +1,240 @@
+//! The decisions that a parallel layout leaves open: schedule, chunks, vocabulary placement,
+//! recomputation and parameter state.
+
+use super::space::{ParallelLayout, Space, divisors};
+use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab};
+use models::schedule::ScheduleName;
+use rustc_hash::FxHashMap as HashMap;
+
+/// Values of the decisions that a parallel layout leaves open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineChoices {
+    /// Schedules with their chunks, and the vocabulary placements each allows.
+    pub schedules: Vec<(ScheduleName, u64, Vec<Vocab>)>,
+    /// Recomputation.
+    pub recompute: Vec<RecomputePolicy>,
+    /// ZeRO stages with shard group sizes.
+    pub shards: Vec<(u8, u64)>,
+    /// Offloading.
+    pub offload: Vec<Offload>,
+    /// Rank orders.
+    pub rank_order: Vec<RankOrder>,
+}
+
+impl PipelineChoices {
+    /// Number of combinations.
+    pub fn count(&self) -> u64 {
+        let pipelines: usize = self.schedules.iter().map(|(_, _, vocabs)| vocabs.len()).sum();
+        (pipelines * self.per_pipeline()) as u64
+    }
+
+    /// `d` with each combination of schedule, chunks and vocabulary placement.
+    pub fn pipelines<'a>(&'a self, d: &'a Decisions) -> impl Iterator<Item = Decisions> + 'a {
+        self.schedules.iter().flat_map(move |(schedule, vpp, vocabs)| {
+            let of = |&vocab| Decisions { schedule: *schedule, vpp: *vpp, vocab, ..d.clone() };
+            vocabs.iter().map(of)
+        })
+    }
+
+    /// Combinations for one schedule, chunk count and vocabulary placement.
+    pub fn per_pipeline(&self) -> usize {
+        self.recompute.len() * self.shards.len() * self.offload.len() * self.rank_order.len()
+    }
+}
+
+/// What [`PipelineChoices`] depend on: layouts with equal keys leave the same choices open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PipelineChoicesKey {
+    pp: u64,
+    replicas: u64,
+    one_replica: bool,
+    one_micro_batch: bool,
+    /// Whether the pipeline divides the micro-batches.
+    divides: bool,
+    /// Whether there are at least twice as many micro-batches as pipeline ranks.
+    fills: bool,
+    /// Whether the micro-batches divide evenly between two directions.
+    halves: bool,
+    fused_loss: bool,
+    /// Whether the schedule must have pairs.
+    pairs: bool,
+}
+
+impl PipelineChoicesKey {
+    /// The key of decisions.
+    pub fn new(d: &Decisions) -> Self {
+        Self {
+            pp: d.pp,
+            replicas: d.cp * d.dp,
+            one_replica: d.dp == 1,
+            one_micro_batch: d.micro_batches == 1,
+            divides: d.micro_batches.is_multiple_of(d.pp),
+            fills: d.micro_batches >= 2 * d.pp,
+            halves: d.micro_batches.is_multiple_of(2),
+            fused_loss: d.fused_loss,
+            pairs: d.moe_overlap == MoeOverlap::Pair,
+        }
+    }
+}
+
+/// Counts the choices of layouts, remembering each key's count.
+#[derive(Debug)]
+pub struct Counter<'a> {
+    space: Space<'a>,
+    known: HashMap<PipelineChoicesKey, u64>,
+}
+
+impl Counter<'_> {
+    /// Combinations of a layout whose experts are split.
+    pub fn count(&mut self, d: &Decisions) -> u64 {
+        let space = self.space;
+        let count = || space.choices(&ParallelLayout { decisions: d.clone() }).count();
+        *self.known.entry(PipelineChoicesKey::new(d)).or_insert_with(count)
+    }
+}
+
+impl<'a> Space<'a> {
+    /// A counter of the choices that layouts leave open.
+    pub fn counter(&self) -> Counter<'a> {
+        Counter { space: *self, known: HashMap::default() }
+    }
+
+    /// Whether there is no combination.
+    pub fn is_empty(&self) -> bool {
+        let mut counter = self.counter();
+        let mut open = |ParallelLayout { decisions: d }: &ParallelLayout| {
+            self.expert_splits(d).iter().any(|split| counter.count(&split.of(d)) > 0)
+        };
+        // Degree by degree: mostly the first ones are open.
+        let degrees = self.open_degrees();
+        !degrees.iter().any(|degrees| self.contexts_of(degrees).iter().any(&mut open))
+    }
+
+    /// Whether there is a single combination.
+    pub fn is_single(&self) -> bool {
+        self.count() == 1
+    }
+
+    /// Number of combinations in the space.
+    pub fn count(&self) -> u64 {
+        let mut counter = self.counter();
+        let mut of = |ParallelLayout { decisions: d }: &ParallelLayout| {
+            let splits = self.expert_splits(d);
+            // Layouts with pairs leave fewer choices open; all others the same.
+            let alike = splits.chunk_by(|a, b| a.is_paired() == b.is_paired());
+            alike.map(|alike| counter.count(&alike[0].of(d)) * alike.len() as u64).sum::<u64>()
+        };
+        self.contexts().iter().map(&mut of).sum()
+    }
+
+    /// The choices that a parallel layout leaves open.
+    pub fn choices(&self, parallel: &ParallelLayout) -> PipelineChoices {
+        let d = &parallel.decisions;
+        let r = self.restrictions;
+        let orders: &[RankOrder] =
+            if d.pp > 1 && d.dp > 1 { RankOrder::ALL } else { &[RankOrder::DpInner] };
+        let orders = if orders.len() == 1 && !r.rank_order.allows(RankOrder::DpInner) {
+            vec![RankOrder::PpInner]
+        } else {
+            r.rank_order.among(orders)
+        };
+        let mut offload = match d.offload {
+            Offload::Activations => vec![Offload::Activations],
+            _ => r.offload.among(&Offload::SEARCHED),
+        };
+        offload.retain(|&offload| self.runs(&Decisions { offload, ..d.clone() }));
+        let mut recompute = r.recompute.among(RecomputePolicy::ALL);
+        recompute.retain(|&policy| d.recompute_group == 1 || policy == RecomputePolicy::Full);
+        // On the device nothing is kept, so a mixture saves nothing.
+        let alike = d.offload == Offload::Activations;
+        recompute.retain(|&policy| !alike || policy != RecomputePolicy::PerLayer);
+        recompute.retain(|_| !alike || d.recompute_group == 1);
+        PipelineChoices {
+            schedules: self.schedules(d),
+            recompute,
+            shards: self.shards(d),
+            offload,
+            rank_order: orders,
+        }
+    }
+
+    fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        let mut known = r.schedule.among(&ScheduleName::ALL);
+        // Post-validation has nothing to overlap with where backward is not split.
+        known.retain(|schedule| !d.post_validation || schedule.splits_backward());
+        let waits = d.aux_scope.needs_all_forwards(self.model);
+        known.retain(|schedule| !waits || schedule.runs_forwards_first());
+        // Gradients of weights that wait would read what has come back from the host.
+        let on_host = d.offload == Offload::Activations;
+        known.retain(|schedule| !on_host || !schedule.splits_backward());
+        let paired = d.moe_overlap == MoeOverlap::Pair;
+        known.retain(|schedule| !paired || schedule.has_pairs());
+        // Without pairs its passes would wait for one another for nothing.
+        known.retain(|schedule| paired || *schedule != ScheduleName::Overlapped1F1B);
+        for schedule in known {
+            for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
+                let vocabs = self.vocabs(schedule, vpp, d);
+                if !vocabs.is_empty() {
+                    found.push((schedule, vpp, vocabs));
+                }
+            }
+        }
+        found
+    }
+
+    /// Chunk counts of a schedule. Several chunks need several pipeline ranks, and a layer each.
+    fn chunks(&self, schedule: ScheduleName, d: &Decisions) -> Vec<u64> {
+        let most = self.model.layers as u64 / d.pp;
+        match schedule {
+            ScheduleName::Naive if d.micro_batches > 1 => vec![],
+            ScheduleName::Naive | ScheduleName::GPipe | ScheduleName::OneFOneB => vec![1],
+            ScheduleName::Overlapped1F1B if d.pp == 1 => vec![1],
+            ScheduleName::Interleaved1F1B if !d.micro_batches.is_multiple_of(d.pp) => vec![],
+            ScheduleName::Interleaved1F1B | ScheduleName::LoopedBfs if d.pp > 1 => {
+                (2..=most).collect()
+            }
+            other => {
+                let (p, m) = (d.pp as usize, d.micro_batches as usize);
+                let exists = |&v: &u64| other.check(p, m, v as usize).is_ok();
+                // Bidirectional schedules hold each stage twice: two chunks, one stage's layers.
+                let copies = |v: u64| other.layout(v as usize).copies() as u64;
+                let filled = |&v: &u64| v <= most * copies(v);
+                (1..=2 * most).filter(filled).filter(exists).filter(|_| p > 1).collect()
+            }
+        }
+    }
+
+    /// Vocabulary placements of a schedule. `first_last`, Megatron's baseline, needs equal chunks.
+    fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
+        let plain = schedule == ScheduleName::OneFOneB;
+        let hosts_passes = (plain || !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
+        let layout = schedule.layout(vpp as usize);
+        let stages = layout.stages(d.pp as usize, vpp as usize);
+        let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
+        let possible = |vocab: &Vocab| match vocab {
+            vocab if vocab.over_pipeline() && (d.post_validation || d.fused_loss) => false,
+            Vocab::FirstLast => equal,
+            Vocab::Interlaced => plain && d.pp > 1,
+            vocab => !vocab.over_pipeline() || hosts_passes,
+        };
+        self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
+    }
+
+    /// ZeRO stages with the sizes of their shard groups: 1 for stage 0, for the others any divisor
+    /// above 1 of dp·cp (less than all of it is hybrid sharding).
+    fn shards(&self, d: &Decisions) -> Vec<(u8, u64)> {
+        let r = self.restrictions;
+        let mut found = vec![];
+        if r.zero_stage.allows(0) && r.dp_shard.allows(1) {
+            found.push((0, 1));
+        }
+        for stage in (1..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
+            let sizes =
+                divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
+            found.extend(sizes.map(|size| (stage, size)));
+        }
+        found
+    }
+}
