@@ -35,6 +35,8 @@ fn a_faster_alternative_is_the_plan() {
     let mut show = |_| {};
     let mut asker = Asker::new(&all, (slow_s, 0.0), None, &mut show, vec![]);
     (answer.alternatives, _) = asker.alternatives(&answer.plan.decisions, 2);
+    // Every search was complete.
+    assert!(answer.alternatives.iter().all(|other| other.gap == 0.0), "{:?}", answer.alternatives);
     let [first, second] = [0, 1].map(|n| answer.alternatives[n].iteration_s);
     assert!(first < slow_s, "{first} {slow_s}");
     let better = answer.or_faster(&all);
@@ -44,7 +46,9 @@ fn a_faster_alternative_is_the_plan() {
     assert!((best_s * (1.0 - gap) / (slow_s * 0.5) - 1.0).abs() < 1e-6, "{gap}");
     assert!((best_s * (1.0 - searched_gap) / (slow_s * 0.6) - 1.0).abs() < 1e-6, "{searched_gap}");
     assert_eq!(models::check::check(&better.plan), []);
-    let [other] = &better.alternatives[..] else { panic!("{:?}", better.alternatives) };
+    // The plan that it was comes among them.
+    let [other, slow] = &better.alternatives[..] else { panic!("{:?}", better.alternatives) };
+    assert!((slow.iteration_s / slow_s - 1.0).abs() < 1e-6, "{slow:?}");
     assert!((other.slower - (second / best_s - 1.0)).abs() < 1e-6, "{other:?}");
     // Nothing changes where the plan is the fastest.
     let again = better.clone().or_faster(&all);

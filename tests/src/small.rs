@@ -77,8 +77,13 @@ pub fn model_of(random: &mut Random, layers: usize) -> ModelSpec {
     }
     if random.percent(20) {
         let first = random.whole(0, 1);
-        writeln!(text, "moe: {{experts: 4, top_k: 2, ffn: {hidden}, first_dense: {first}}}")
-            .expect("text can grow");
+        let imbalance = if layers.is_multiple_of(2) { 1.5 } else { 1.0 };
+        writeln!(
+            text,
+            "moe: {{experts: 4, top_k: 2, ffn: {hidden}, first_dense: {first}, \
+             imbalance: {imbalance}}}"
+        )
+        .expect("text can grow");
     }
     read_model(&text)
 }

@@ -1,9 +1,12 @@
 //! `candidates` against nested loops over every value of every decision.
 
+use meshwright_tests::brute;
 use meshwright_tests::random::Random;
-use meshwright_tests::small::{Sizes, cluster_of, plain_model};
+use meshwright_tests::small::{Instance, Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
+use models::decisions::Decisions;
 use models::model::ModelSpec;
+use planner::request::Task;
 use planner::request::restrictions::Restrictions;
 use planner::request::space::Space;
 
@@ -243,12 +246,39 @@ fn candidates_equal_nested_loops_on_random_models() {
 /// The count of combinations equals the number of inner choices enumerated.
 #[test]
 fn combinations_listed_one_by_one_are_as_many() {
-    use planner::request::Task;
     for seed in 0..30 {
-        let instance = meshwright_tests::small::Instance::random(&mut Random::new(seed));
+        let instance = Instance::random(&mut Random::new(seed));
         let restrictions = instance.restrictions();
         let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
-        let listed = meshwright_tests::brute::combinations(&task).len() as u64;
+        let listed = brute::combinations(&task).len() as u64;
         assert_eq!(task.space().count(), listed, "seed {seed}: {:?}", instance.settings);
     }
+}
+
+#[test]
+fn a_space_contains_its_combinations_and_no_others() {
+    let mut checked = 0;
+    for seed in 0..60 {
+        let instance = Instance::random(&mut Random::new(seed));
+        let restrictions = instance.restrictions();
+        let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
+        let space = task.space();
+        for d in brute::combinations(&task).iter().step_by(37) {
+            assert!(space.contains(d), "seed {seed}: {d:?}");
+            for other in [
+                Decisions { dp: 2 * d.dp, ..d.clone() },
+                Decisions { micro_batches: d.micro_batches + 1, ..d.clone() },
+                Decisions { dp_shard: 2 * d.dp * d.cp, ..d.clone() },
+                Decisions { vpp: d.vpp + 97, ..d.clone() },
+                Decisions { ep: 7, ..d.clone() },
+                Decisions { sequence_parallel: !d.sequence_parallel, ..d.clone() },
+            ] {
+                // Only this one may be in the space, too.
+                let may = other.sequence_parallel != d.sequence_parallel && d.tp > 1;
+                assert!(may || !space.contains(&other), "seed {seed}: {other:?}");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked}");
 }

@@ -144,7 +144,7 @@ fn as_text(args: &CheckArgs, plan: &Plan, found: &Checked, proof: Option<&Verdic
             Prices::OtherCluster(_) => {
                 "was the plan made for a cluster file of its own? give that with --cluster FILE\n"
             }
-            Prices::Again(_, ref moved) if !moved.is_empty() => {
+            Prices::Again(_, ref moved) if !moved.is_empty() && found.other_version.is_none() => {
                 "was it edited, or made for another cluster of this name? give that with --cluster FILE\n"
             }
             _ => "",

@@ -94,11 +94,11 @@ fn keeps_changes(
         before.and_then(|source| generate(&Plan::read(&source).ok()?, source.text(), runtime).ok());
     let before = before.unwrap_or_default();
     let is_changed = |path: &&&'static str| {
-        let found = fs::read_to_string(folder.join(path));
+        let Ok(found) = fs::read(folder.join(path)) else { return false };
         let as_written = |of: &BTreeMap<&'static str, String>| {
-            of.get(**path).is_some_and(|text| found.as_ref().is_ok_and(|found| found == text))
+            of.get(**path).is_some_and(|text| alike(text, &String::from_utf8_lossy(&found)))
         };
-        found.is_ok() && !as_written(files) && !as_written(&before)
+        !as_written(files) && !as_written(&before)
     };
     let changed: Vec<_> =
         files.keys().filter(|path| **path != "Cargo.lock").filter(is_changed).copied().collect();
@@ -106,12 +106,18 @@ fn keeps_changes(
         return Ok(());
     }
     let message = format!(
-        "in {}, {} would be replaced: changed since it was generated, or by another version",
+        "in {}, {} would be replaced: changed since it was generated, or of another version or plan",
         folder.display(),
         changed.join(", ")
     );
     Err(InputError::new(message)
         .help("give -o another folder, or --overwrite to lose what was changed"))
+}
+
+/// Whether two files are the same but for where the runtime is.
+fn alike(a: &str, b: &str) -> bool {
+    let kept = |line: &&str| !line.starts_with("runtime = ");
+    a.lines().filter(kept).eq(b.lines().filter(kept))
 }
 
 /// Refuses to write through a symbolic link inside the folder, which may lead out of it.

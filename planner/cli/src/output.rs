@@ -135,7 +135,7 @@ struct StepLike {
 pub fn may_write(path: &Path, what: Written) -> Result<(), InputError> {
     let name = path.display();
     if name.to_string() == "-" {
-        let help = "leave it out to print the answer alone, or --json prints the whole plan";
+        let help = "for a file of that name give ./-";
         return Err(InputError::new("-o takes the name of a file, not `-`").help(help));
     }
     let kind = match fs::symlink_metadata(path) {

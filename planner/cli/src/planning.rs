@@ -153,6 +153,8 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
 fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputError> {
     if let Some(plan) = known {
         let own = request_on(plan, args.cluster.as_deref())?;
+        // On a cluster of another name other figures are no wonder.
+        let own = own.filter(|own| own.cluster.name == plan.inputs.cluster.name);
         let path = args.from.as_ref().map_or_else(String::new, |path| path.display().to_string());
         // A plan that does not fit here may still be begun from.
         let priced = own.and_then(|own| as_priced_now(&own, plan.clone(), &path).ok());

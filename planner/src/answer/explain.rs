@@ -73,7 +73,8 @@ pub type Listener<'a> = &'a mut dyn FnMut(Part, &Tried);
 pub struct Explanation {
     /// Other values of single decisions, with the rest free.
     pub considered: Vec<Tried>,
-    /// Slightly better hardware.
+    /// Slightly better hardware. What is found is slower or faster than the fastest that is known
+    /// on the request's own.
     pub bought: Vec<Tried>,
     /// 1F1B with the vocabulary on the first and last stage and an even partition.
     pub plain: Tried,
@@ -121,17 +122,17 @@ impl<'a> Asker<'a> {
         Self { request, own_s, least_s, each, progress, known }
     }
 
-    /// The fastest configuration on the request's cluster under `r` below `cutoff_s`, known or
-    /// found; and what is proven of it.
+    /// The fastest configuration on the request's cluster under `r`, known in at most `cutoff_s` or
+    /// found below that; and what is proven of it.
     fn ask(&mut self, r: &Restrictions, cutoff_s: f64) -> (Option<Alternative>, Proof) {
-        let known = self.fastest_known(r).filter(|known| known.iteration_s < cutoff_s);
+        let known = self.fastest_known(r).filter(|known| known.iteration_s <= cutoff_s);
         let cutoff_s = known.as_ref().map_or(cutoff_s, |known| known.iteration_s);
         let Outcome { best, proof, passed, .. } =
             self.search(&self.request.cluster, r, cutoff_s, false);
         self.known.extend(passed);
         self.known.extend(best.clone().map(Candidate::from));
         let best = best.or_else(|| self.priced(&known?));
-        (best.map(|found| alternative(&found, self.own_s, proof.searched_gap)), proof)
+        (best.map(|found| Alternative::new(found, self.own_s, proof.searched_gap)), proof)
     }
 
     fn fastest_known(&self, r: &Restrictions) -> Option<Candidate> {
@@ -195,7 +196,7 @@ impl<'a> Asker<'a> {
         }
     }
 
-    /// The `most` fastest alternatives, and whether the time sufficed for all searches: the best of
+    /// The `most` fastest alternatives, and whether there are proven to be no others: the best of
     /// every other pair of tp and pp, and of every other schedule at the plan's own pair. None
     /// takes more than 1.25 times the plan's time.
     pub fn alternatives(&mut self, own: &Decisions, most: usize) -> (Vec<Alternative>, bool) {
@@ -204,24 +205,28 @@ impl<'a> Asker<'a> {
         }
         let shapes = self.other_shapes(own);
         let mut kept = self.known_alternatives(&shapes, most);
-        for multiple in CLOSE {
+        let mut complete = true;
+        for within_s in CLOSE.map(|multiple| multiple * self.own_s) {
+            complete = true;
             for (index, r) in shapes.iter().enumerate() {
                 if self.request.task().is_stopped() {
+                    complete = false;
                     break;
                 }
-                let worst_s = kept.get(most - 1).map(|(_, other)| other.iteration_s);
-                if let (Some(found), _) = self.ask(r, worst_s.unwrap_or(multiple * self.own_s)) {
+                let worst_s = kept.get(most - 1).map_or(within_s, |(_, last)| last.iteration_s);
+                let (found, proof) = self.ask(r, worst_s.min(within_s));
+                complete &= proof.searched_gap == 0.0;
+                if let Some(found) = found {
                     kept.retain(|(of, _)| *of != index);
                     kept.push((index, found));
                     keep_fastest(&mut kept, most);
                 }
             }
-            if kept.len() == most {
+            if kept.get(most - 1).is_some_and(|(_, last)| last.iteration_s <= within_s) {
                 break;
             }
         }
-        let kept = kept.into_iter().map(|(_, other)| other).collect();
-        (kept, !self.request.task().is_stopped())
+        (kept.into_iter().map(|(_, other)| other).collect(), complete)
     }
 
     /// The fastest known configurations of these shapes, each with the shape's index. Nothing is
@@ -235,7 +240,7 @@ impl<'a> Asker<'a> {
         let known = |(index, r)| {
             let known = self.fastest_known(r).filter(|known| known.iteration_s < within_s)?;
             let gap = (1.0 - self.least_s / known.iteration_s).max(0.0);
-            Some((index, alternative(&self.priced(&known)?, self.own_s, gap)))
+            Some((index, Alternative::new(self.priced(&known)?, self.own_s, gap)))
         };
         let mut kept = shapes.iter().enumerate().filter_map(known).collect();
         keep_fastest(&mut kept, most);
@@ -280,7 +285,7 @@ impl<'a> Asker<'a> {
         let Found { decisions, placed, .. } = found.clone();
         let here = self.priced(&Candidate { decisions, placed, iteration_s: 0.0 });
         self.known.extend(here.filter(|here| here.priced.fits).map(Candidate::from));
-        let other = alternative(&found, known_s(self), proof.searched_gap);
+        let other = Alternative::new(found, known_s(self), proof.searched_gap);
         (Some(other).filter(|other| other.slower < 0.0), proof)
     }
 
@@ -295,8 +300,11 @@ impl<'a> Asker<'a> {
             if slower < tried.slower() - ROUNDED
                 && let Some(found) = self.priced(&known)
             {
-                let gap = tried.best.as_ref().map_or(1.0, |best| best.gap);
-                tried.best = Some(alternative(&found, self.own_s, gap));
+                // What its own search proved bounds this one, too.
+                let proven_s =
+                    tried.best.as_ref().map_or(0.0, |best| best.iteration_s * (1.0 - best.gap));
+                let gap = (1.0 - proven_s.max(self.least_s) / known.iteration_s).max(0.0);
+                tried.best = Some(Alternative::new(found, self.own_s, gap));
                 tried.why_not = None;
                 listener(Part::Later, tried);
             }
@@ -429,17 +437,4 @@ fn with_memory(cluster: &ClusterSpec, more_bytes: f64) -> ClusterSpec {
 fn keep_fastest(kept: &mut Vec<(usize, Alternative)>, most: usize) {
     kept.sort_by(|(_, a), (_, b)| a.iteration_s.total_cmp(&b.iteration_s));
     kept.truncate(most);
-}
-
-fn alternative(found: &Found, own_s: f64, gap: f64) -> Alternative {
-    let priced = &found.priced;
-    Alternative {
-        decisions: found.decisions.clone(),
-        iteration_s: priced.iteration_s,
-        slower: priced.iteration_s / own_s - 1.0,
-        gap,
-        peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
-        breakdown: priced.breakdown.rounded(),
-        found: found.clone(),
-    }
 }

@@ -75,9 +75,13 @@ pub fn as_priced_now(
         }
         false => format!("{tool} wrote it, and this is {TOOL}"),
     };
-    let note = format!(
-        "{path} says {then} a step, and its decisions and stages take {here} on `{name}`: {why}"
-    );
+    let what = match then == here {
+        true => format!("{path} has other figures than its decisions and stages on `{name}`"),
+        false => format!(
+            "{path} says {then} a step, and its decisions and stages take {here} on `{name}`"
+        ),
+    };
+    let note = format!("{what}: {why}");
     if !now.fits {
         return Err(InputError::new(format!("{note}. It does not fit")).help(help()));
     }
@@ -186,9 +190,13 @@ pub const NOT_VERIFIED: [(&str, &str); 1] = [("proof", "it takes the search agai
 /// # Errors
 /// The cluster given cannot be read.
 pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError> {
+    // Where only figures contradict one another, their prices tell which are right.
+    let is_figure = |violation: &Violation| violation.field.starts_with("predicted.");
     let mut violations = check(plan);
-    if violations.is_empty() {
-        violations = match request_on(plan, cluster) {
+    let figures_only = violations.iter().all(is_figure);
+    let mut others = vec![];
+    if figures_only {
+        others = match request_on(plan, cluster) {
             Ok(request) => contradictions(plan, request.as_ref()),
             // Settings that cannot be parsed are violations of the plan, not errors.
             Err(error) => {
@@ -196,12 +204,11 @@ pub fn checked(plan: &Plan, cluster: Option<&str>) -> Result<Checked, InputError
             }
         };
     }
-    // Where only figures contradict one another, their prices tell which are right.
-    let is_figure = |violation: &Violation| violation.field.starts_with("predicted.");
-    let prices = match violations.iter().all(is_figure) {
+    let prices = match figures_only && others.is_empty() {
         true => prices(plan, cluster)?,
         false => Prices::NotAsked,
     };
+    violations.extend(others);
     let other_version = (plan.tool != TOOL).then(|| plan.tool.clone());
     if other_version.is_none() && !prices.moved().is_empty() {
         violations.clear();

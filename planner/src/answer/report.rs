@@ -91,6 +91,23 @@ pub struct Alternative {
     pub found: Found,
 }
 
+impl Alternative {
+    /// A configuration beside one that takes `own_s`; another of its kind may save `gap` of its
+    /// time.
+    pub fn new(found: Found, own_s: f64, gap: f64) -> Self {
+        let priced = &found.priced;
+        Self {
+            decisions: found.decisions.clone(),
+            iteration_s: priced.iteration_s,
+            slower: priced.iteration_s / own_s - 1.0,
+            gap,
+            peak_memory_bytes: priced.device_bytes.iter().copied().fold(0.0, f64::max) as u64,
+            breakdown: priced.breakdown.rounded(),
+            found,
+        }
+    }
+}
+
 impl Answer {
     /// The answer of a search that found something.
     pub fn new(request: &Request, outcome: Outcome) -> Option<Self> {
@@ -124,6 +141,7 @@ impl Answer {
             return self;
         }
         let faster = self.alternatives.remove(0);
+        let displaced = self.as_alternative(request);
         let gap = |gap: f64| (1.0 - own_s * (1.0 - gap) / faster.iteration_s).max(0.0);
         let every_cut_gap = self.proof.every_cut_gap.map(gap);
         let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
@@ -133,10 +151,22 @@ impl Answer {
         let outcome = Outcome { best, passed, proof, effort: self.effort };
         let Some(better) = Self::new(request, outcome) else { return self };
         let (mut alternatives, all_alternatives) = (self.alternatives, self.all_alternatives);
+        alternatives.extend(displaced);
+        alternatives.sort_by(|a, b| a.iteration_s.total_cmp(&b.iteration_s));
         for other in &mut alternatives {
             other.slower = other.iteration_s / better.plan.predicted.iteration_s - 1.0;
         }
         Self { alternatives, all_alternatives, ..better }
+    }
+
+    /// This answer as an alternative to a faster one.
+    fn as_alternative(&self, request: &Request) -> Option<Alternative> {
+        let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
+        let (decisions, placed) = (self.plan.decisions.clone(), self.placed.clone());
+        let configuration = Configuration::new(&cache, decisions.clone()).ok()?;
+        let priced = configuration.price(&placed, &mut Scratch::default());
+        let found = Found { decisions, placed, priced };
+        Some(Alternative::new(found, self.plan.predicted.iteration_s, self.proof.searched_gap))
     }
 
     /// The same plan with another order of passes. The proof stays that of the search.
@@ -146,16 +176,25 @@ impl Answer {
         Self { plan: Plan { order: ordered.order, ..plan }, ..self }
     }
 
-    /// The fullest pipeline rank, the memory of its devices, and by how many bytes it
+    /// The fullest pipeline rank, the memory of each of its devices, and by how many bytes that
     /// exceeds the device (negative where it fits).
     pub fn fullest(&self) -> (usize, StageMemory, i64) {
         fullest(&self.plan)
     }
 
+    /// The stage with the most memory of a pipeline rank.
+    fn largest_stage(&self, rank: usize) -> usize {
+        let on_it = self.plan.stages.iter().flat_map(|stage| {
+            let here = stage.held().filter(|(holder, _)| *holder == rank);
+            here.map(|(_, memory)| (stage.stage, memory.total))
+        });
+        on_it.max_by_key(|(_, total)| *total).map_or(0, |(stage, _)| stage)
+    }
+
     /// The answer as JSON, by its documented names.
     pub fn json(&self) -> Value {
         let Plan { inputs, decisions, predicted, stages, order, .. } = &self.plan;
-        let (stage, _, short) = self.fullest();
+        let (rank, _, short) = self.fullest();
         json!({
             "model": inputs.model.name,
             "cluster": inputs.cluster.name,
@@ -167,7 +206,7 @@ impl Answer {
             "assumptions": inputs.model.assumptions,
             "decisions": decisions,
             "feasible": self.feasible,
-            "short_of_memory": (!self.feasible).then(|| json!({"stage": stage, "bytes": short.max(0)})),
+            "short_of_memory": (!self.feasible).then(|| json!({"stage": self.largest_stage(rank), "bytes": short.max(0)})),
             "warnings": warnings(&self.plan),
             "stages": stages,
             "order": (!order.is_empty()).then_some(order),

@@ -301,7 +301,7 @@ pub fn close(answer: &Answer, asked: usize) -> String {
                     "no others: every other tp, pp and schedule takes over 25 % longer".to_owned()
                 }
                 false => {
-                    format!("{found} of {asked} found in the time; --time-limit 10 finds more")
+                    format!("{found} of {asked}: the search ended before it had looked for more")
                 }
             },
         );

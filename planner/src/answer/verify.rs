@@ -54,7 +54,7 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
     let least_s = |gap: f64| plan_s * (1.0 - gap) * (1.0 - KEPT);
     let [tried_s, all_s] = [proof.searched_gap, proof.gap].map(least_s);
     // One that is faster is enough to refute the proof.
-    let task = Task { cutoff_s: tried_s, any: true, ..request.task() };
+    let task = Task { cutoff_s: tried_s, any: true, bounds_left_out: true, ..request.task() };
     let found = search(&task, progress);
     if let Some(faster) = &found.best {
         let faster_s = faster.priced.iteration_s;

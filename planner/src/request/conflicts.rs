@@ -44,7 +44,10 @@ fn not_ours(request: &Request) -> Result<(), InputError> {
 
 /// Refuses 8-bit and 4-bit formats that the device has no units for. Wider ones are emulated by
 /// other units at their rate.
-fn unknown_format(request: &Request) -> Result<(), InputError> {
+///
+/// # Errors
+/// The user set such a format.
+pub fn unknown_format(request: &Request) -> Result<(), InputError> {
     let (device, asked) = (&request.cluster.device, &request.restrictions.dtype);
     let lacks = |dtype: &Dtype| dtype.bytes() < 2.0 && !device.peak_flops.contains_key(dtype);
     let lacking = Dtype::ALL.into_iter().filter(|dtype| asked.allows(*dtype)).find(lacks);

@@ -192,11 +192,13 @@ pub fn request_from(
     let settings = kept.chain(settings).cloned().collect();
     let inputs = Inputs { gpus, settings, ..plan.inputs.clone() };
     let changed = Plan { inputs, ..plan.clone() };
-    request_on(&changed, cluster)?.ok_or_else(|| {
+    let request = request_on(&changed, cluster)?.ok_or_else(|| {
         let name = &plan.inputs.cluster.name;
         InputError::new(format!("no cluster `{name}` is shipped"))
             .help("give the plan's own with --cluster FILE")
-    })
+    })?;
+    conflicts::unknown_format(&request)?;
+    Ok(request)
 }
 
 /// A percentage as a fraction.

@@ -127,6 +127,40 @@ impl<'a> Space<'a> {
         self.contexts().iter().map(&mut of).sum()
     }
 
+    /// Whether these decisions are a combination of the space.
+    pub fn contains(&self, d: &Decisions) -> bool {
+        let of_degrees = |d: &Decisions| (d.tp, d.pp, d.cp, d.dp, d.dtype);
+        let of_context = |d: &Decisions| {
+            let sizes = (d.micro_batch, d.micro_batches, d.cp_style, d.cp_ulysses);
+            let unsearched = (d.recompute_group, d.dp_reduction, d.dp_bucket_mib, d.aux_scope);
+            (sizes, unsearched, d.sequence_parallel, d.fused_loss, d.post_validation)
+        };
+        let of_experts = |d: &Decisions| (d.ep, d.etp, d.moe_overlap, d.moe_overlap_degree);
+        let mut degrees = self.open_degrees();
+        degrees.retain(|other| of_degrees(other) == of_degrees(d));
+        let contexts = degrees.iter().flat_map(|degrees| self.contexts_of(degrees));
+        let contexts = contexts.filter(|context| of_context(&context.decisions) == of_context(d));
+        let splits = contexts.flat_map(|context| {
+            let splits = self.expert_splits(&context.decisions).into_iter();
+            splits.map(|split| split.of(&context.decisions)).collect::<Vec<_>>()
+        });
+        let mut layouts = splits.filter(|layout| of_experts(layout) == of_experts(d));
+        layouts.any(|decisions| {
+            let choices = self.choices(&ParallelLayout { decisions });
+            let has_schedule = |(schedule, vpp, vocabs): &(ScheduleName, u64, Vec<Vocab>)| {
+                (*schedule, *vpp) == (d.schedule, d.vpp) && vocabs.contains(&d.vocab)
+            };
+            // A plan with uniform recomputation may have been found as a split of layers.
+            let has_recompute = choices.recompute.contains(&d.recompute)
+                || choices.recompute.contains(&RecomputePolicy::PerLayer);
+            has_recompute
+                && choices.schedules.iter().any(has_schedule)
+                && choices.shards.contains(&(d.zero_stage, d.dp_shard))
+                && choices.offload.contains(&d.offload)
+                && choices.rank_order.contains(&d.rank_order)
+        })
+    }
+
     /// The choices that a parallel layout leaves open.
     pub fn choices(&self, parallel: &ParallelLayout) -> PipelineChoices {
         let d = &parallel.decisions;

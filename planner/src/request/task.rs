@@ -23,6 +23,9 @@ pub struct Task<'a> {
     pub cutoff_s: f64,
     /// Ends with the first configuration that fits, however slow.
     pub any: bool,
+    /// Bounds what the search leaves out also where it finds nothing below `cutoff_s`: for a plan
+    /// that is known, or a proof that is verified.
+    pub bounds_left_out: bool,
     /// Work limit of all integer programs together, in units of
     /// [`ilp::Limits::work`](crate::partition::ilp::Limits::work).
     pub solver_work: u64,
@@ -52,6 +55,7 @@ impl<'a> Task<'a> {
             ignore_memory: false,
             cutoff_s: f64::INFINITY,
             any: false,
+            bounds_left_out: false,
             solver_work: SOLVER_WORK,
             every_cut_work: 0,
             until: Until::default(),

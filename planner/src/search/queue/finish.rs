@@ -53,9 +53,7 @@ impl Run<'_> {
     /// settled as far as was asked for.
     pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
         let every_cut = self.task.every_cut_work > 0 && self.best_s.is_finite();
-        // Who verifies a proof asks whether anything lies below a time, with no plan to find.
-        let verifies = self.task.any && self.task.cutoff_s.is_finite();
-        if self.best.is_none() && !verifies {
+        if self.best.is_none() && !self.task.bounds_left_out {
             return;
         }
         let all_s = self.least_left_open_s(LeftOut::All);
