@@ -4,7 +4,7 @@
 //! partitions with several chunks per pipeline rank, [`cuts`] every partition with one chunk. All
 //! of them include the bubble, the transfers between stages, the communication of parameter state
 //! ([`states`]) and the recomputation that memory makes necessary ([`recompute_knapsack`]).
-//! [`workload`] holds their inputs.
+//! Their inputs are a [`pipeline_spec`] and a [`workload`].
 
 pub mod candidates;
 pub mod closed;

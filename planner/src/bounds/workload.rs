@@ -1,5 +1,4 @@
-//! Inputs of the bounds: one micro-batch in seconds and bytes by layer kind, and the pipeline it
-//! runs on.
+//! Input of the bounds: one micro-batch in seconds and bytes by layer kind.
 
 use super::pipeline_spec::PipelineSpec;
 use crate::cost::state::LocalParams;

@@ -1,8 +1,8 @@
 //! The space of combinations: which decisions go together.
 //!
 //! A [`ParallelLayout`] fixes the decisions that the cost of a layer depends on. The remaining
-//! decisions, its [`PipelineChoices`], are independent of one another, so combinations are counted
-//! without being visited.
+//! decisions, its [`super::pipeline_choices`], are independent of one another, so combinations are
+//! counted without being visited.
 
 use crate::request::restrictions::Restrictions;
 use models::cluster::ClusterSpec;
