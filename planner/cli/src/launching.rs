@@ -98,8 +98,8 @@ fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
 }
 
-/// Says before minutes of building that the trainer is not told what to train on. One that its user
-/// changed may know.
+/// Says, before a build that takes minutes, that the trainer is not told what to train on. It is no
+/// error: a trainer that its user has changed may not need to be told.
 fn note_missing_data(args: &LaunchArgs) {
     let tells = |flag: &String| {
         let name = flag.split('=').next().unwrap_or_default();

@@ -43,8 +43,8 @@ const SINGLE_S: f64 = 0.05;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
-/// Share of the time for the plan itself where alternatives are asked for. The plan's search comes
-/// by most of them, and that of README's request takes 0.7 to 0.9 s.
+/// Share of the time for the plan itself where alternatives are asked for. The plan's search prices
+/// most of them on its way, and that of README's request takes 0.7 to 0.9 s.
 const BEFORE_ALTERNATIVES: f64 = 0.7;
 /// The same where it is compared with what our trainer cannot run.
 const BESIDE_ALL: f64 = 0.5;

@@ -1,9 +1,8 @@
 //! Why a plan is what it is: the search is repeated with one thing changed at a time.
 
 use crate::answer::report::Alternative;
-use crate::partition::Scratch;
-use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
+use crate::pricing::priced::Placed;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::task::SOLVER_WORK;
 use crate::request::{Request, Task};
@@ -59,7 +58,7 @@ pub enum Part {
     Considered,
     /// Slightly better hardware.
     Bought,
-    /// Other values of single decisions of which a later search came by something faster.
+    /// Other values of single decisions of which a later search found something faster.
     Later,
     /// The plain plan.
     Plain,
@@ -104,14 +103,15 @@ pub struct Asker<'a> {
     least_s: f64,
     each: Option<Duration>,
     progress: Progress<'a>,
-    /// What all searches so far came by. One alternative's search may find a better one of another.
+    /// What all searches so far priced on their way: one alternative's search may find a better one
+    /// of another.
     known: Vec<Candidate>,
 }
 
 impl<'a> Asker<'a> {
     /// Prepares questions about `request`, whose plan takes `own_s`; nothing takes less than
     /// `least_s`. Each search takes `each` at most, where there is a limit. `known` is what the
-    /// plan's own search came by.
+    /// plan's own search priced on its way.
     pub fn new(
         request: &'a Request,
         (own_s, least_s): (f64, f64),
@@ -131,7 +131,8 @@ impl<'a> Asker<'a> {
             self.search(&self.request.cluster, r, cutoff_s, false);
         self.known.extend(passed);
         self.known.extend(best.clone().map(Candidate::from));
-        let best = best.or_else(|| self.priced(&known?));
+        let best =
+            best.or_else(|| known.and_then(|known| self.priced(known.decisions, known.placed)));
         (best.map(|found| Alternative::new(found, self.own_s, proof.searched_gap)), proof)
     }
 
@@ -141,12 +142,9 @@ impl<'a> Asker<'a> {
     }
 
     /// A configuration as the request's cluster runs it.
-    fn priced(&self, of: &Candidate) -> Option<Found> {
+    fn priced(&self, decisions: Decisions, placed: Placed) -> Option<Found> {
         let Request { model, cluster, gpus, .. } = self.request;
-        let cache = CostCache::new(model, cluster, *gpus);
-        let configuration = Configuration::new(&cache, of.decisions.clone()).ok()?;
-        let priced = configuration.price(&of.placed, &mut Scratch::default());
-        Some(Found { decisions: of.decisions.clone(), placed: of.placed.clone(), priced })
+        Found::new(&CostCache::new(model, cluster, *gpus), decisions, placed)
     }
 
     fn search(
@@ -240,7 +238,8 @@ impl<'a> Asker<'a> {
         let known = |(index, r)| {
             let known = self.fastest_known(r).filter(|known| known.iteration_s < within_s)?;
             let gap = (1.0 - self.least_s / known.iteration_s).max(0.0);
-            Some((index, Alternative::new(self.priced(&known)?, self.own_s, gap)))
+            let found = self.priced(known.decisions, known.placed)?;
+            Some((index, Alternative::new(found, self.own_s, gap)))
         };
         let mut kept = shapes.iter().enumerate().filter_map(known).collect();
         keep_fastest(&mut kept, most);
@@ -282,8 +281,7 @@ impl<'a> Asker<'a> {
         };
         let Outcome { best, proof, .. } = self.search(cluster, r, known_s(self), false);
         let Some(found) = best else { return (None, proof) };
-        let Found { decisions, placed, .. } = found.clone();
-        let here = self.priced(&Candidate { decisions, placed, iteration_s: 0.0 });
+        let here = self.priced(found.decisions.clone(), found.placed.clone());
         self.known.extend(here.filter(|here| here.priced.fits).map(Candidate::from));
         let other = Alternative::new(found, known_s(self), proof.searched_gap);
         (Some(other).filter(|other| other.slower < 0.0), proof)
@@ -298,7 +296,7 @@ impl<'a> Asker<'a> {
             let Some(known) = self.fastest_known(r) else { continue };
             let slower = known.iteration_s / self.own_s - 1.0;
             if slower < tried.slower() - ROUNDED
-                && let Some(found) = self.priced(&known)
+                && let Some(found) = self.priced(known.decisions, known.placed)
             {
                 // What its own search proved bounds this one, too.
                 let proven_s =

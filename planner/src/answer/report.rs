@@ -40,11 +40,11 @@ pub struct Answer {
     pub proof: Proof,
     /// What the search cost.
     pub effort: Effort,
-    /// What the search came by.
+    /// What the search priced on its way.
     pub passed: Vec<Candidate>,
     /// Other configurations, fastest first.
     pub alternatives: Vec<Alternative>,
-    /// Whether the time sufficed to look for all that were asked for.
+    /// Whether it is proven that there are no others, where there are fewer than were asked for.
     pub all_alternatives: bool,
     /// Bytes on the fullest device if all tokens went to the experts of one rank.
     pub worst_case_bytes: Option<u64>,
@@ -162,10 +162,7 @@ impl Answer {
     /// This answer as an alternative to a faster one.
     fn as_alternative(&self, request: &Request) -> Option<Alternative> {
         let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
-        let (decisions, placed) = (self.plan.decisions.clone(), self.placed.clone());
-        let configuration = Configuration::new(&cache, decisions.clone()).ok()?;
-        let priced = configuration.price(&placed, &mut Scratch::default());
-        let found = Found { decisions, placed, priced };
+        let found = Found::new(&cache, self.plan.decisions.clone(), self.placed.clone())?;
         Some(Alternative::new(found, self.plan.predicted.iteration_s, self.proof.searched_gap))
     }
 

@@ -311,7 +311,11 @@ pub fn close(answer: &Answer, asked: usize) -> String {
 
 /// How far an alternative may be from the best of its kind.
 pub fn within(gap: f64) -> String {
-    if gap < 5e-4 { String::new() } else { format!("  within {:.1} %", 100.0 * gap) }
+    match gap {
+        gap if gap < 5e-4 => String::new(),
+        gap if gap < 1.0 => format!("  within {:.1} %", 100.0 * gap),
+        _ => "  nothing proven".to_owned(),
+    }
 }
 
 /// How far from the least memory a plan may be that was to need the least.

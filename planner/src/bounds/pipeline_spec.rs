@@ -41,18 +41,24 @@ pub struct PipelineSpec {
 impl PipelineSpec {
     /// The pipeline of `d`.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
-        let transfers = p2p_transfer(cache, d, layer_costs);
+        let transfers = Rc::new(p2p_transfer(cache, d, layer_costs));
+        let passes = vocab_way(cache, d, layer_costs);
+        Self { passes, ..Self::bare(cache, d, transfers) }
+    }
+
+    /// The pipeline of `d` with these transfers, without vocabulary passes.
+    pub fn bare(cache: &CostCache<'_>, d: &Decisions, transfers: Rc<P2pTransfer>) -> Self {
         Self {
             schedule: d.schedule,
             ranks: d.pp as usize,
             chunks: d.vpp as usize,
             micro_batches: d.micro_batches as usize,
             most_transfer_s: transfers.most_s(),
-            transfers: Rc::new(transfers),
+            transfers,
             transfer_blocks: transfer_blocks(cache, d),
             gap_s: gap_s(cache, d),
             vocab: d.vocab,
-            passes: vocab_way(cache, d, layer_costs),
+            passes: None,
             recompute: d.recompute,
         }
     }

@@ -27,6 +27,9 @@ pub mod partition_candidates;
 mod partition_problem;
 mod queue;
 
+use crate::partition::Scratch;
+use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
 use crate::pricing::priced::{Placed, Priced};
 use crate::request::Task;
 use crate::until::ThreadTime;
@@ -81,6 +84,15 @@ pub struct Candidate {
     pub iteration_s: f64,
 }
 
+impl Found {
+    /// A placement priced; `None` where its schedule cannot be built.
+    pub fn new(cache: &CostCache<'_>, decisions: Decisions, placed: Placed) -> Option<Self> {
+        let configuration = Configuration::new(cache, decisions).ok()?;
+        let priced = configuration.price(&placed, &mut Scratch::default());
+        Some(Self { decisions: configuration.decisions, placed, priced })
+    }
+}
+
 impl From<Found> for Candidate {
     fn from(Found { decisions, placed, priced }: Found) -> Self {
         Self { decisions, placed, iteration_s: priced.iteration_s }
@@ -92,8 +104,8 @@ impl From<Found> for Candidate {
 pub struct Outcome {
     /// The fastest configuration that fits, if any.
     pub best: Option<Found>,
-    /// Configurations that the search came by: for each pair of tp and pp and each schedule at most
-    /// one, the fastest it priced. Nothing is proven of them.
+    /// Of each tp, pp and schedule, the fastest configuration that the search priced
+    /// on its way, where it priced any. Nothing is proven of them.
     pub passed: Vec<Candidate>,
     /// What is proven of it.
     pub proof: Proof,

@@ -184,19 +184,7 @@ impl Worker<'_> {
 
     /// A pipeline without vocabulary passes.
     pub(super) fn bare_spec(&self, transfers: &Rc<P2pTransfer>, d: &Decisions) -> PipelineSpec {
-        PipelineSpec {
-            schedule: d.schedule,
-            ranks: d.pp as usize,
-            chunks: d.vpp as usize,
-            micro_batches: d.micro_batches as usize,
-            most_transfer_s: transfers.most_s(),
-            transfers: Rc::clone(transfers),
-            transfer_blocks: stage_transfers::transfer_blocks(&self.cache, d),
-            gap_s: stage_transfers::gap_s(&self.cache, d),
-            vocab: d.vocab,
-            passes: None,
-            recompute: d.recompute,
-        }
+        PipelineSpec::bare(&self.cache, d, Rc::clone(transfers))
     }
 
     /// Lower bounds on the pipeline and its micro-batch cost over all rank orders.
