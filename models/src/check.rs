@@ -630,10 +630,6 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     checks.that(gap, "proof.gap", proof.gap, "0 where proven_optimal, else 0 to 1");
     let searched = (0.0..=proof.gap).contains(&proof.searched_gap);
     checks.that(searched, "proof.searched_gap", proof.searched_gap, "0 to proof.gap");
-    if let Some(gap) = proof.every_cut_gap {
-        let holds = (proof.searched_gap..=proof.gap).contains(&gap);
-        checks.that(holds, "proof.every_cut_gap", gap, "proof.searched_gap to proof.gap");
-    }
 }
 
 /// Equal to as many digits as plans keep.

@@ -317,8 +317,8 @@ pub struct Proof {
     /// Whether nothing in the space is faster by this cost model: `gap` is 0.
     pub proven_optimal: bool,
     /// Largest share of the plan's time that another configuration may save, (time − bound) / time.
-    /// Covers every cut of the layers, every mix of recomputation, vocabulary passes in every
-    /// schedule, and iterations without a barrier at their end.
+    /// Covers every cut of the layers, every mix of recomputation, and vocabulary passes in every
+    /// schedule.
     pub gap: f64,
     /// The same gap over the combinations and cuts that were searched.
     #[serde(default)]
@@ -327,11 +327,6 @@ pub struct Proof {
     /// covers a family of cuts.
     #[serde(default)]
     pub family: bool,
-    /// The same gap over every cut, every mix of recomputation and vocabulary passes in every
-    /// schedule, but only over iterations with a barrier at their end. `None` where integer
-    /// programs did not look into them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub every_cut_gap: Option<f64>,
 }
 
 impl Proof {
@@ -339,7 +334,7 @@ impl Proof {
     #[must_use]
     pub fn rounded(&self) -> Self {
         let (gap, searched_gap) = (significant(self.gap), significant(self.searched_gap));
-        Self { gap, searched_gap, every_cut_gap: self.every_cut_gap.map(significant), ..*self }
+        Self { gap, searched_gap, ..*self }
     }
 }
 

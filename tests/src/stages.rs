@@ -131,6 +131,7 @@ impl<'a> Maker<'a> {
             fixed: Durations { link_s: vec![link_s; stages - 1], vocab, ..Durations::default() },
             vocab: way,
             layers: self.layers.len(),
+            kinds: [self.layers.len(), 0, 0, 0],
             columns,
             budget_bytes: vec![0.0; self.pipeline.ranks],
             host_budget_bytes: f64::INFINITY,
@@ -191,6 +192,7 @@ impl<'a> Maker<'a> {
         Column {
             start,
             end,
+            kinds: [end - start, 0, 0, 0],
             recompute,
             forward_s,
             backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][recompute],

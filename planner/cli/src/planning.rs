@@ -27,7 +27,7 @@ use planner::request::Task;
 use planner::request::conflicts;
 use planner::request::flags::{request_from, request_on};
 use planner::request::restrictions::{Choice, Restrictions};
-use planner::request::task::EVERY_CUT_WORK;
+use planner::request::task::PROVING_WORK;
 use planner::search::{Effort, Empty, search};
 use planner::until::Until;
 use std::path::Path;
@@ -64,7 +64,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     request.deadline = deadline(args.limit, default_s)?;
     args.output.as_deref().map_or(Ok(()), |path| output::may_write(path, Written::Plan))?;
     if args.limit.prove {
-        request.every_cut_work = EVERY_CUT_WORK;
+        request.every_cut_work = PROVING_WORK;
     }
     stop_at_interrupt(&request)?;
     // What comes after the plan needs time, too.
@@ -249,8 +249,7 @@ fn best(request: &Request) -> Result<Answer, Empty> {
 /// The fastest plan. If the host's memory does not hold what it offloads, the fastest without
 /// offloading.
 fn fastest(request: &Request) -> Result<Answer, Empty> {
-    let every_cut_work = request.every_cut_work;
-    let found = answer(request, &Task { every_cut_work, ..request.task() })?;
+    let found = answer(request, &request.task())?;
     if found.feasible {
         return Ok(found);
     }
@@ -371,7 +370,8 @@ fn not_runnable(request: &Request, answer: &Answer) -> (Option<NotRunnable>, f64
     let mut progress = Progress::new();
     let own_s = answer.plan.predicted.iteration_s;
     let all = Restrictions { runnable: false, ..request.restrictions.clone() };
-    let task = Task { restrictions: &all, cutoff_s: own_s, ..request.task() };
+    let task =
+        Task { restrictions: &all, cutoff_s: own_s, every_cut_work: 0, ..request.task() };
     let outcome = search(&task, &mut |standing| progress.show(standing));
     let gap = outcome.proof.searched_gap;
     let Some(found) = outcome.best else { return (None, gap) };

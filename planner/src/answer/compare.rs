@@ -248,7 +248,7 @@ pub fn against_one_f_one_b(request: &Request, plan: &Plan) -> Option<Comparison>
     let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
     let of = side(&cache, d, &placed_of(&cache, &plan.stages), plan)?;
     let restrictions = same_but_schedule(&request.restrictions, d);
-    let task = Task { restrictions: &restrictions, ..request.task() };
+    let task = Task { restrictions: &restrictions, every_cut_work: 0, ..request.task() };
     let Found { decisions, placed, .. } = search(&task, &mut |_| {}).best?;
     let against = side(&cache, &decisions, &placed, plan)?;
     Some(Comparison { of, against })

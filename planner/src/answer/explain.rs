@@ -163,6 +163,7 @@ impl<'a> Asker<'a> {
             until: Until { deadline, ..asked.until },
             cutoff_s,
             solver_work: QUESTION_WORK,
+            every_cut_work: 0,
             ignore_memory,
             // Without memory it only matters whether there is anything.
             any: ignore_memory,

@@ -125,7 +125,7 @@ pub fn replan(request: &Request, known: &Plan, progress: Progress<'_>) -> Result
         let share = 1.0 / (larger.len() + 1 - index) as f64;
         let on = Request { gpus, ..request.with_share(share) };
         let cutoff_s = cutoff_s(best.as_ref());
-        let found = search(&Task { cutoff_s, ..on.task() }, progress).found();
+        let found = search(&Task { cutoff_s, every_cut_work: 0, ..on.task() }, progress).found();
         bounds_s.push((gpus, bound_s(&found, cutoff_s)));
         match found {
             Ok(outcome) => best = Some((Request { deadline: request.deadline, ..on }, outcome)),
@@ -135,7 +135,7 @@ pub fn replan(request: &Request, known: &Plan, progress: Progress<'_>) -> Result
     }
     let (on, first) = best.ok_or(why)?;
     let own_s = first.best.as_ref().map_or(f64::INFINITY, |found| found.priced.iteration_s);
-    let task = Task { cutoff_s: own_s, bounds_left_out: true, ..on.task() };
+    let task = Task { cutoff_s: own_s, ..on.task() };
     let mut outcome = search(&task, progress);
     outcome.effort.elapsed_s = begun.elapsed().as_secs_f64();
     outcome.best = outcome.best.or(first.best);
@@ -249,7 +249,8 @@ fn near(
 ) -> Result<Outcome, Empty> {
     let restrictions = narrowed(&request.restrictions, known);
     let limited = request.with_share(NEAR);
-    let task = Task { restrictions: &restrictions, cutoff_s, ..limited.task() };
+    let task =
+        Task { restrictions: &restrictions, cutoff_s, every_cut_work: 0, ..limited.task() };
     search(&task, progress).found().or_else(|why| match why {
         Empty::Proven => Err(why),
         Empty::Undecided if cutoff_s.is_finite() => Err(why),

@@ -143,10 +143,9 @@ impl Answer {
         let faster = self.alternatives.remove(0);
         let displaced = self.as_alternative(request);
         let gap = |gap: f64| (1.0 - own_s * (1.0 - gap) / faster.iteration_s).max(0.0);
-        let every_cut_gap = self.proof.every_cut_gap.map(gap);
         let (gap, searched_gap) = (gap(self.proof.gap), gap(self.proof.searched_gap));
         let proven_optimal = gap == 0.0;
-        let proof = Proof { gap, searched_gap, every_cut_gap, proven_optimal, ..self.proof };
+        let proof = Proof { gap, searched_gap, proven_optimal, ..self.proof };
         let (best, passed) = (Some(faster.found), vec![]);
         let outcome = Outcome { best, passed, proof, effort: self.effort };
         let Some(better) = Self::new(request, outcome) else { return self };
@@ -269,7 +268,6 @@ fn search_json(proof: &Proof, effort: Effort) -> Value {
         "gap": proof.gap,
         "searched_gap": proof.searched_gap,
         "family": proof.family,
-        "every_cut_gap": proof.every_cut_gap,
     })
 }
 

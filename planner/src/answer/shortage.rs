@@ -131,7 +131,7 @@ fn with_factor(request: &Request, factor: f64) -> ClusterSpec {
 /// Anything that fits into the device memory times a factor.
 fn any_with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Result<Found, Empty> {
     let cluster = with_factor(request, factor);
-    let task = Task { cluster: &cluster, any: true, solver_work: QUESTION_WORK, ..request.task() };
+    let task = Task { cluster: &cluster, any: true, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
     search(&task, progress).found()?.best.ok_or(Empty::Proven)
 }
 
@@ -168,7 +168,7 @@ fn in_groups(
         let recompute_group = Numbers::only(size);
         let restrictions = Restrictions { recompute_group, ..request.restrictions.clone() };
         let task =
-            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
+            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("--set recompute_group={size}"), found))
     })
@@ -181,7 +181,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
         let dropped = settings.remove(index);
         let restrictions = lean(&request.narrowed_by(&settings).ok()?);
         let task =
-            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, ..request.task() };
+            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("without --set {dropped}"), found))
     })
@@ -192,7 +192,7 @@ fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found
     let all = [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter();
     all.take_while(|_| !request.task().is_stopped()).find_map(|times| {
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
-        let task = Task { gpus, solver_work: QUESTION_WORK, ..request.task() };
+        let task = Task { gpus, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("--gpus {gpus}"), found))
     })

@@ -243,22 +243,7 @@ fn proven(answer: &Answer) -> String {
         "optimal for this cost model".to_owned()
     } else if proof.searched_gap == 0.0 && proof.gap < 1.0 {
         let gap = 100.0 * proof.gap;
-        match proof.every_cut_gap {
-            Some(0.0) => {
-                format!(
-                    "over all cuts; without a barrier at its end an iteration saves at most {gap:.1} %"
-                )
-            }
-            Some(cuts) => {
-                let cuts = 100.0 * cuts;
-                format!(
-                    "optimal over the cuts tried, within {cuts:.1} % of the best of all cuts; nothing left out saves more than {gap:.1} %"
-                )
-            }
-            None => {
-                format!("optimal over the cuts tried; nothing left out saves more than {gap:.1} %")
-            }
-        }
+        format!("optimal over the cuts tried, within {gap:.1} % of the best over all cuts")
     } else if proof.gap >= 1.0 {
         "the fastest of the placements tried, of others nothing is proven".to_owned()
     } else {

@@ -5,9 +5,9 @@
 //! a first bound does not prune (docs/decisions/033-proofs-by-searching-below.md).
 
 use crate::answer::recheck::{in_memory_of, in_own_memory};
-use crate::request::task::EVERY_CUT_WORK;
+use crate::request::task::{EVERY_CUT_WORK, PROVING_WORK};
 use crate::request::{Request, Task};
-use crate::search::{Outcome, Progress, search};
+use crate::search::{Found, Progress, search};
 use models::check::Violation;
 use models::plan::{Objective, Plan};
 
@@ -54,60 +54,40 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
     let least_s = |gap: f64| plan_s * (1.0 - gap) * (1.0 - KEPT);
     let [tried_s, all_s] = [proof.searched_gap, proof.gap].map(least_s);
     // One that is faster is enough to refute the proof.
-    let task = Task { cutoff_s: tried_s, any: true, bounds_left_out: true, ..request.task() };
+    let task = Task { cutoff_s: tried_s, any: true, every_cut_work: 0, ..request.task() };
     let found = search(&task, progress);
     if let Some(faster) = &found.best {
-        let faster_s = faster.priced.iteration_s;
-        let gap = 1.0 - faster_s / plan_s;
-        return Verdict::Wrong(Violation {
-            field: "proof.searched_gap".to_owned(),
-            found: proof.searched_gap.to_string(),
-            valid: format!("at least {gap:.6}, as a plan of {faster_s:.6} s exists: plan again"),
-        });
+        return Verdict::Wrong(refuted("searched_gap", proof.searched_gap, faster, plan_s));
     }
     let proven_s = tried_s * (1.0 - found.proof.searched_gap);
     if proven_s < tried_s * (1.0 - KEPT) {
         return Verdict::Stopped { iteration_s: proven_s };
     }
-    let proven_all_s = match proof.every_cut_gap {
-        None => tried_s * (1.0 - found.proof.gap),
-        Some(gap) => {
-            let cutoff_s = least_s(gap);
-            // The plan was made with as much for programs that prove less.
-            let every_cut_work = 2 * EVERY_CUT_WORK;
-            let outcome = search(&Task { cutoff_s, every_cut_work, ..task }, progress);
-            let over_all = cutoff_s * (1.0 - outcome.proof.gap);
-            if let Some(verdict) = over_every_cut(outcome, cutoff_s, plan_s, gap) {
-                return verdict;
-            }
-            over_all
-        }
-    };
-    if proven_all_s < all_s * (1.0 - KEPT) {
-        let gap = 1.0 - proven_all_s / plan_s;
-        return Verdict::Wrong(Violation {
-            field: "proof.gap".to_owned(),
-            found: proof.gap.to_string(),
-            valid: format!("at least {gap:.6}, which is what the bounds over all cuts give"),
-        });
+    if proof.gap >= 1.0 {
+        return Verdict::Holds { iteration_s: tried_s, all_s: 0.0 };
     }
-    Verdict::Holds { iteration_s: tried_s, all_s: all_s.min(proven_all_s) }
+    // Integer programs only where the plan was made with them.
+    let mut open_s = 0.0;
+    for every_cut_work in [2 * EVERY_CUT_WORK, 2 * PROVING_WORK] {
+        let outcome = search(&Task { cutoff_s: all_s, every_cut_work, ..task.clone() }, progress);
+        if let Some(faster) = &outcome.best {
+            return Verdict::Wrong(refuted("gap", proof.gap, faster, plan_s));
+        }
+        if outcome.proof.gap <= KEPT {
+            return Verdict::Holds { iteration_s: tried_s, all_s };
+        }
+        open_s = all_s * (1.0 - outcome.proof.gap);
+    }
+    Verdict::Stopped { iteration_s: open_s }
 }
 
-/// What a search of every cut below `cutoff_s` says of a proof that nothing is there; `None` where
-/// that is so.
-fn over_every_cut(outcome: Outcome, cutoff_s: f64, plan_s: f64, gap: f64) -> Option<Verdict> {
-    if let Some(faster) = outcome.best {
-        let faster_s = faster.priced.iteration_s;
-        return Some(Verdict::Wrong(Violation {
-            field: "proof.every_cut_gap".to_owned(),
-            found: gap.to_string(),
-            valid: format!(
-                "at least {:.6}, as a plan of {faster_s:.6} s exists",
-                1.0 - faster_s / plan_s
-            ),
-        }));
+/// A faster plan than a figure of the proof allows.
+fn refuted(field: &str, found: f64, faster: &Found, plan_s: f64) -> Violation {
+    let faster_s = faster.priced.iteration_s;
+    let gap = 1.0 - faster_s / plan_s;
+    Violation {
+        field: format!("proof.{field}"),
+        found: found.to_string(),
+        valid: format!("at least {gap:.6}, as a plan of {faster_s:.6} s exists: plan again"),
     }
-    let open = outcome.proof.every_cut_gap.filter(|open| *open > KEPT)?;
-    Some(Verdict::Stopped { iteration_s: cutoff_s * (1.0 - open) })
 }

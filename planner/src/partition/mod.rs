@@ -25,6 +25,8 @@ pub struct Column {
     pub start: usize,
     /// One past the last layer.
     pub end: usize,
+    /// Layers of each kind.
+    pub kinds: [usize; 4],
     /// Recompute choice: an index that only the maker of the column interprets.
     pub recompute: usize,
     /// Forward pass of one micro-batch, s; as one of a pair, where passes of pairs are shorter.
@@ -169,6 +171,8 @@ pub struct Problem {
     pub vocab: VocabWay,
     /// Layers of the model.
     pub layers: usize,
+    /// The same of each kind.
+    pub kinds: [usize; 4],
     /// By stage, its columns.
     pub columns: Vec<Vec<Column>>,
     /// Bytes each pipeline rank has for states and activations.

@@ -73,6 +73,7 @@ impl Writer<'_> {
             let layers: Expression =
                 (0..stages).map(|stage| self.sum(stage, |c| c.layers() as f64)).sum();
             model.add_constraint(constraint!(layers == self.problem.layers as f64));
+            self.kinds(model);
             return;
         }
         let at = |here: bool| if here { 1.0 } else { 0.0 };
@@ -87,6 +88,18 @@ impl Writer<'_> {
         }
         let last = self.sum(stages - 1, |c| at(c.end == self.problem.layers));
         model.add_constraint(constraint!(last == 1));
+    }
+
+    /// Layers of each kind, where their places do not count but there are several.
+    fn kinds(&self, model: &mut HighsProblem) {
+        for (kind, &layers) in self.problem.kinds.iter().enumerate() {
+            if layers > 0 && layers < self.problem.layers {
+                let stages = 0..self.problem.stages();
+                let own: Expression =
+                    stages.map(|stage| self.sum(stage, |c| c.kinds[kind] as f64)).sum();
+                model.add_constraint(constraint!(own == layers as f64));
+            }
+        }
     }
 
     fn memory(&self, model: &mut HighsProblem) {

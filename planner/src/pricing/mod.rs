@@ -232,6 +232,7 @@ impl<'a> Configuration<'a> {
         Column {
             start: range.0,
             end: range.1,
+            kinds: self.cache.layers.between(range.0, range.1),
             recompute: index,
             forward_s: cost.forward.total_s(),
             backward_s: cost.backward.total_s() - cost.weight_s + recompute.recompute_s,
@@ -264,6 +265,7 @@ impl<'a> Configuration<'a> {
             },
             vocab: self.vocab_way(),
             layers: self.cache.layers.len(),
+            kinds: self.cache.layers.between(0, self.cache.layers.len()),
             columns,
             budget_bytes: vec![self.budget_bytes(); self.ranks()],
             host_budget_bytes: f64::INFINITY,

@@ -1,6 +1,7 @@
 //! Turns flags as typed into a finished [`Request`].
 
 use super::restrictions::{Choice, Restrictions, decision_of};
+use super::task::EVERY_CUT_WORK;
 use super::{DEFAULT_HEADROOM, Request, conflicts};
 use models::cluster::{self, ClusterSpec};
 use models::decisions::Offload;
@@ -59,7 +60,7 @@ impl Request {
         let request = Self {
             stop: Arc::default(),
             deadline: None,
-            every_cut_work: 0,
+            every_cut_work: EVERY_CUT_WORK,
             processors: Arc::default(),
             objective: Objective::Time,
             model: with_imbalance(
@@ -158,7 +159,7 @@ pub fn request_on(plan: &Plan, cluster: Option<&str>) -> Result<Option<Request>,
     Ok(Some(Request {
         stop: Arc::default(),
         deadline: None,
-        every_cut_work: 0,
+        every_cut_work: EVERY_CUT_WORK,
         processors: Arc::default(),
         objective: inputs.objective,
         model,

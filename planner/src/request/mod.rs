@@ -45,7 +45,7 @@ pub struct Request {
     pub stop: Arc<AtomicBool>,
     /// When its searches have to answer; `None` where they go on to a proof.
     pub deadline: Option<Instant>,
-    /// [`Task::every_cut_work`] of the search for its plan alone.
+    /// [`Task::every_cut_work`] of its searches.
     pub every_cut_work: u64,
     /// What the threads of its searches got of the processors.
     pub processors: Arc<Processors>,
@@ -84,6 +84,7 @@ impl Request {
     pub fn task(&self) -> Task<'_> {
         let task = Task::new(&self.model, &self.cluster, self.gpus, &self.restrictions);
         let (interrupt, processors) = (Some(&*self.stop), Some(&*self.processors));
-        Task { until: Until { interrupt, deadline: self.deadline, processors }, ..task }
+        let until = Until { interrupt, deadline: self.deadline, processors };
+        Task { until, every_cut_work: self.every_cut_work, ..task }
     }
 }

@@ -23,14 +23,11 @@ pub struct Task<'a> {
     pub cutoff_s: f64,
     /// Ends with the first configuration that fits, however slow.
     pub any: bool,
-    /// Bounds what the search leaves out also where it finds nothing below `cutoff_s`: for a plan
-    /// that is known, or a proof that is verified.
-    pub bounds_left_out: bool,
     /// Work limit of all integer programs together, in units of
     /// [`ilp::Limits::work`](crate::partition::ilp::Limits::work).
     pub solver_work: u64,
-    /// Work of the integer programs over every cut where only listed cuts were tried; 0 to leave
-    /// that out.
+    /// Work on every cut where only listed cuts were tried, in the same units; with 0, nothing is
+    /// proven of these.
     pub every_cut_work: u64,
     /// When to end with the best plan so far.
     pub until: Until<'a>,
@@ -55,9 +52,8 @@ impl<'a> Task<'a> {
             ignore_memory: false,
             cutoff_s: f64::INFINITY,
             any: false,
-            bounds_left_out: false,
             solver_work: SOLVER_WORK,
-            every_cut_work: 0,
+            every_cut_work: EVERY_CUT_WORK,
             until: Until::default(),
             most_expansions: u64::MAX,
         }
@@ -85,9 +81,11 @@ impl<'a> Task<'a> {
 /// x86-64, 3 GHz).
 pub const SOLVER_WORK: u64 = 30_000_000;
 
-/// Work limit of the programs over every cut with `--prove`, in the same units: a few minutes of
-/// one core at most.
-pub const EVERY_CUT_WORK: u64 = 100_000_000;
+/// Default work limit on every cut, in the same units: half a second of two cores at most.
+pub const EVERY_CUT_WORK: u64 = 1_000_000;
+
+/// The same with `--prove`, and integer programs: a few minutes of one core at most.
+pub const PROVING_WORK: u64 = 100_000_000;
 
 /// Largest number of combinations that are priced one by one.
 pub const MOST_ONE_BY_ONE: u64 = 4096;

@@ -3,7 +3,8 @@
 //! With several chunks per pipeline rank the search tries listed cuts ([`super::local_search`],
 //! [`super::partition_candidates`]). Here every contiguous range of layers that a stage may hold is
 //! a column, with every recompute split that no other dominates. Ranges that alone take a rank
-//! beyond the cut-off are left out.
+//! beyond the cut-off are left out. A linear program in which layers may lie in any order comes
+//! first.
 
 use crate::partition::relaxation::{self, Relaxation};
 use crate::partition::{Choice, Column, Problem, Scratch, ilp};
@@ -23,10 +24,41 @@ pub struct EveryCut {
     pub paths: Vec<CriticalPath>,
 }
 
+/// Whether layers keep their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layering {
+    /// As in the model.
+    InOrder,
+    /// Only how many of each kind a stage holds counts. Ranges begin at 0.
+    AnyOrder,
+}
+
+/// Work that counts for a column that is priced, in the unit of [`ilp::Limits::work`].
+const COLUMN_WORK: u64 = 2;
+
 /// Layer ranges of a stage, with the stage's cost under each.
 type OpenRanges = Vec<((usize, usize), StageCost)>;
 
 impl Configuration<'_> {
+    /// A bound over every cut and recompute split, and the chains of passes that give it. `known`
+    /// are chains of passes of the same order.
+    pub fn bound_of_every_cut(
+        &self,
+        known: Vec<CriticalPath>,
+        (cutoff_s, ignore_memory): (f64, bool),
+        limits: ilp::Limits<'_>,
+        scratch: &mut Scratch,
+    ) -> Relaxation {
+        match self.every_cut(cutoff_s, ignore_memory, Layering::AnyOrder) {
+            None => Relaxation { bound_s: cutoff_s, nothing_below: true, paths: known, work: 0 },
+            Some(problem) => {
+                let columns: usize = problem.columns.iter().map(Vec::len).sum();
+                let found = relaxation::solve(&problem, known, cutoff_s, limits, scratch);
+                Relaxation { work: found.work + COLUMN_WORK * columns as u64, ..found }
+            }
+        }
+    }
+
     /// The best placement below `cutoff_s` over every cut and recompute split. `known` are chains
     /// of passes of the same order.
     pub fn best_of_every_cut(
@@ -36,16 +68,16 @@ impl Configuration<'_> {
         limits: ilp::Limits<'_>,
         scratch: &mut Scratch,
     ) -> EveryCut {
-        let Some(problem) = self.every_cut(cutoff_s, ignore_memory) else {
-            let report = ilp::Report { proven: true, bound_s: cutoff_s, ..ilp::Report::default() };
-            return EveryCut { best: None, report, paths: known };
-        };
         let Relaxation { bound_s, nothing_below: proven, paths, work } =
-            relaxation::solve(&problem, known, cutoff_s, limits, scratch);
-        if proven || work >= limits.work {
+            self.bound_of_every_cut(known, (cutoff_s, ignore_memory), limits, scratch);
+        let problem = match proven || work >= limits.work {
+            true => None,
+            false => self.every_cut(cutoff_s, ignore_memory, Layering::InOrder),
+        };
+        let Some(problem) = problem else {
             let report = ilp::Report { proven, bound_s, work, ..ilp::Report::default() };
             return EveryCut { best: None, report, paths };
-        }
+        };
         let left = ilp::Limits { work: limits.work - work, ..limits };
         let (report, paths) = ilp::solve_with(&problem, paths, cutoff_s, left, scratch);
         let (work, bound_s) = (report.work + work, report.bound_s.max(bound_s));
@@ -57,8 +89,14 @@ impl Configuration<'_> {
 
     /// The partition problem over every cut and recompute split. Ranges with which a rank's own
     /// work takes `cutoff_s` or more are left out; `None` where some stage has no other.
-    pub fn every_cut(&self, cutoff_s: f64, ignore_memory: bool) -> Option<Problem> {
-        let ranges = self.open_ranges(cutoff_s)?;
+    pub fn every_cut(
+        &self,
+        cutoff_s: f64,
+        ignore_memory: bool,
+        layering: Layering,
+    ) -> Option<Problem> {
+        let counted = layering == Layering::AnyOrder || self.cache.layers.is_uniform();
+        let ranges = self.open_ranges(cutoff_s, counted)?;
         let all = |columns: fn(&Self, usize, &OpenRanges) -> Vec<Column>| {
             let stages = ranges.iter().enumerate();
             stages.map(|(stage, ranges)| columns(self, stage, ranges)).collect()
@@ -72,8 +110,7 @@ impl Configuration<'_> {
                 problem.columns = all(Self::split_columns);
             }
         }
-        if self.cache.layers.is_uniform() {
-            // Only the number of layers counts.
+        if counted {
             for column in problem.columns.iter_mut().flatten() {
                 (column.start, column.end) = (0, column.end - column.start);
             }
@@ -107,9 +144,9 @@ impl Configuration<'_> {
     }
 
     /// Layer ranges by stage that some cut has in which no rank's own passes, reductions and step
-    /// take `cutoff_s`, where its other stages hold as little as they can. Where all layers are of
-    /// one kind, one range for each number of layers.
-    fn open_ranges(&self, cutoff_s: f64) -> Option<Vec<OpenRanges>> {
+    /// take `cutoff_s`, where its other stages hold as little as they can. With `counted`, one range
+    /// for each number of layers of each kind.
+    fn open_ranges(&self, cutoff_s: f64, counted: bool) -> Option<Vec<OpenRanges>> {
         let (layers, stages) = (self.cache.layers.len(), self.stages());
         let least_s: Vec<f64> = (0..stages).map(|stage| self.least_stage_s(stage)).collect();
         let mut spare_s = vec![cutoff_s * (1.0 + 1e-9); self.ranks()];
@@ -137,9 +174,12 @@ impl Configuration<'_> {
             ranges.retain(|((_, end), _)| ends[*end]);
             ends.fill(false);
             ranges.iter().for_each(|((start, _), _)| ends[*start] = true);
-            if self.cache.layers.is_uniform() {
-                ranges.sort_by_key(|((start, end), _)| end - start);
-                ranges.dedup_by_key(|((start, end), _)| *end - *start);
+            if counted {
+                let kinds = |range: &((usize, usize), _)| {
+                    self.cache.layers.between(range.0.0, range.0.1)
+                };
+                ranges.sort_by_key(kinds);
+                ranges.dedup_by_key(|range| kinds(range));
             }
         }
         open.iter().all(|ranges| !ranges.is_empty()).then_some(open)

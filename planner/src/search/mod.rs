@@ -21,7 +21,6 @@ mod candidate_chains;
 pub mod every_cut;
 mod exhaustive;
 mod expand;
-mod left_open;
 mod local_search;
 pub mod partition_candidates;
 mod partition_problem;

@@ -27,8 +27,11 @@ pub(in crate::search) enum EveryCutStage {
     Pipeline,
     /// A pipeline, bounded by whole layers. Parameter state is open.
     Bounded,
-    /// A configuration, with the work that its integer programs may take.
-    Configuration(u64),
+    /// A configuration, bounded by whole layers.
+    Configuration,
+    /// A configuration, bounded by a linear program, with the work that its integer programs may
+    /// take next.
+    Relaxed(u64),
 }
 
 impl Worker<'_> {
@@ -47,8 +50,9 @@ impl Worker<'_> {
         })
     }
 
-    /// Expands a part that is open over every cut. The first programs of a configuration get
-    /// `first_work`; what they leave open waits with the bound reached and more work.
+    /// Expands a part that is open over every cut. The first integer programs of a configuration
+    /// get `first_work`; what they leave open waits with the bound reached and more work. Without
+    /// work there are none.
     pub(super) fn expand_every_cut(
         &mut self,
         node: &SearchNode,
@@ -64,8 +68,10 @@ impl Worker<'_> {
                 layouts.iter().flat_map(open).collect()
             }
             EveryCutStage::Pipeline => self.bounded(node, best_s).into_iter().collect(),
-            EveryCutStage::Bounded => self.open_states(node, best_s, first_work),
-            EveryCutStage::Configuration(work) => return self.solve(node, best_s, *work, paths),
+            EveryCutStage::Bounded => self.open_states(node, best_s),
+            EveryCutStage::Configuration => return self.relax(node, best_s, first_work, paths),
+            EveryCutStage::Relaxed(_) if first_work == 0 => vec![node.clone()],
+            EveryCutStage::Relaxed(work) => return self.solve(node, best_s, *work, paths),
         };
         Expansion { parts, work: BOUND_WORK, ..Expansion::default() }
     }
@@ -84,15 +90,14 @@ impl Worker<'_> {
     }
 
     /// Configurations of a pipeline that may take less than `best_s`.
-    fn open_states(&mut self, pipeline: &SearchNode, best_s: f64, work: u64) -> Vec<SearchNode> {
+    fn open_states(&mut self, pipeline: &SearchNode, best_s: f64) -> Vec<SearchNode> {
         self.with_layout(&pipeline.decisions, |own, parallel| {
             let states = Rc::clone(&parallel.states);
             let of = |view: &StateView| {
                 let d = view.of(&pipeline.decisions);
                 let bound_s =
                     own.any_cut_of_state_s(parallel, &d, view, (pipeline.bound_s, best_s));
-                let stage = EveryCutStage::Configuration(work);
-                (bound_s < best_s).then(|| node(bound_s, d, stage))
+                (bound_s < best_s).then(|| node(bound_s, d, EveryCutStage::Configuration))
             };
             states.views().filter_map(of).collect()
         })
@@ -143,6 +148,33 @@ impl Worker<'_> {
         whole.between_s(within).map_or(f64::INFINITY, |s| self.with_overheads_s(s).max(from_s))
     }
 
+    /// Bounds a configuration by linear programs over every cut and recompute split.
+    fn relax(
+        &mut self,
+        waiting: &SearchNode,
+        best_s: f64,
+        first_work: u64,
+        paths: &Paths,
+    ) -> Expansion {
+        let mut expansion = Expansion::default();
+        let d = waiting.decisions.clone();
+        let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
+        let configuration = configuration.in_own_times();
+        let key = PipelineKey::new(&configuration.decisions);
+        let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
+        let limits = ilp::Limits { work: RELAXING_WORK, paths: true, until: self.task.until };
+        let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
+        let found = configuration.bound_of_every_cut(known, within, limits, &mut self.scratch);
+        expansion.work = BOUND_WORK + found.work;
+        expansion.paths = found.paths.into_iter().map(|path| (key.clone(), path)).collect();
+        if !found.nothing_below {
+            let bound_s = waiting.bound_s.max(configuration.with_overheads_s(found.bound_s));
+            let stage = EveryCutStage::Relaxed(first_work);
+            expansion.parts.push(node(bound_s, waiting.decisions.clone(), stage));
+        }
+        expansion
+    }
+
     /// Integer programs over every cut and recompute split of one configuration.
     fn solve(&mut self, waiting: &SearchNode, best_s: f64, work: u64, paths: &Paths) -> Expansion {
         let mut expansion = Expansion::default();
@@ -158,7 +190,7 @@ impl Worker<'_> {
         expansion.take_program(key, &report, found.paths);
         if !report.proven {
             let bound_s = waiting.bound_s.max(configuration.with_overheads_s(report.bound_s));
-            let stage = EveryCutStage::Configuration(work.saturating_mul(MORE));
+            let stage = EveryCutStage::Relaxed(work.saturating_mul(MORE));
             expansion.parts.push(node(bound_s, waiting.decisions.clone(), stage));
         }
         expansion.best = found.best.map(|(placed, value_s)| {
@@ -170,7 +202,10 @@ impl Worker<'_> {
 }
 
 /// Work that counts for one bound, in the unit of [`ilp::Limits::work`].
-const BOUND_WORK: u64 = 1500;
+const BOUND_WORK: u64 = 400;
+
+/// Work that the linear programs of a configuration may take.
+const RELAXING_WORK: u64 = 100_000;
 
 /// How much more work the programs of a configuration get each time.
 const MORE: u64 = 4;

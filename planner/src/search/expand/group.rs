@@ -5,7 +5,6 @@ use super::layout::LayoutView;
 use super::pipeline_bounds::{BoundSource, PipelineBound};
 use super::states::StateBounds;
 use super::{Expansion, Paths, SearchNode, Stage, Worker};
-use crate::pricing::listed_cuts::is_complete;
 use crate::request::space::ExpertSplit;
 use models::decisions::Decisions;
 use std::sync::Arc;
@@ -63,39 +62,6 @@ impl Worker<'_> {
         }
         layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         layouts
-    }
-
-    /// The least bound over the configurations of a layout that the search leaves out, with
-    /// overheads, s; infinite where it is `limit_s` or more.
-    pub fn left_open_s(&mut self, parallel: &BoundedLayout, limit_s: f64) -> f64 {
-        if parallel.bound_s >= limit_s {
-            return f64::INFINITY;
-        }
-        let (layers, decisions) = (self.cache.layers.len(), &parallel.decisions);
-        let cuts_s = self.with_layout(decisions, |own, view| {
-            let pipelines = own.pipeline_choices(&view.choices, decisions);
-            let all = pipelines.into_iter().map(|pipeline| pipeline.of(decisions));
-            let open = all.filter(|d| !is_complete(d, layers));
-            open.map(|d| own.any_cut_s(view, &d)).fold(f64::INFINITY, f64::min)
-        });
-        cuts_s.max(parallel.bound_s).min(self.barrier_free_s(parallel, limit_s))
-    }
-
-    /// The least bound over the iterations of a layout without a barrier at their end, with
-    /// overheads, s; infinite where it is `limit_s` or more.
-    pub fn barrier_free_s(&mut self, parallel: &BoundedLayout, limit_s: f64) -> f64 {
-        let allowed = self.task.restrictions.post_validation.allows(true);
-        if parallel.bound_s >= limit_s || !allowed {
-            return f64::INFINITY;
-        }
-        let decisions = &parallel.decisions;
-        self.with_layout(decisions, |own, view| {
-            let pipelines = own.pipeline_choices(&view.choices, decisions);
-            let all = pipelines.into_iter().map(|pipeline| pipeline.of(decisions));
-            let hosts = |d: &Decisions| !d.vocab.over_pipeline() && d.schedule.splits_backward();
-            let bound_s = |d: Decisions| own.without_barrier_s(view, &d, limit_s);
-            all.filter(hosts).map(bound_s).fold(f64::INFINITY, f64::min).max(parallel.bound_s)
-        })
     }
 
     /// Expands a group into its layouts.

@@ -8,10 +8,9 @@ use crate::bounds::cuts::PartitionBound;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::{StateOverhead, StateView, States};
-use crate::bounds::workload::{KindCost, MicroBatchCost, VocabEnd};
+use crate::bounds::workload::{MicroBatchCost, VocabEnd};
 use crate::partition::VocabWay;
 use crate::pricing::listed_cuts::CutList;
-use crate::pricing::stage_transfers;
 use models::decisions::{Decisions, Offload, RecomputePolicy};
 use models::schedule::ScheduleName;
 use std::rc::Rc;
@@ -145,54 +144,6 @@ impl Worker<'_> {
         let spent_s = closed::least_recompute_s(&spec, &work, &knapsack, least, budget);
         let passes_s = closed::passes_s(&spec, &work, spent_s);
         self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
-    }
-
-    /// The same without a barrier at the end of the iteration, which then lasts from a rank's own
-    /// first start to its own last end. No rank starts later than the first micro-batch has passed
-    /// all layers. A value of `limit_s` or more only proves that the time is `limit_s` or more.
-    pub(super) fn without_barrier_s(
-        &mut self,
-        parallel: &mut LayoutView,
-        d: &Decisions,
-        limit_s: f64,
-    ) -> f64 {
-        let (spec, work) = self.spec(parallel, d);
-        let load_s = self.mean_load_s(parallel, (&spec, &work));
-        if load_s >= limit_s {
-            return load_s;
-        }
-        let start_s = self.latest_start_s(parallel, d, &spec);
-        let states = Rc::clone(&parallel.states);
-        let passes_s = if CutList::of(d.vocab, d.vpp).is_none() {
-            let within_s = self.with_overheads_s(self.pipeline_s(limit_s) + start_s);
-            self.placed_s(&spec, &work, &states.least, within_s)
-        } else {
-            let spent_s = parallel.knapsack(d.recompute).at_first(&work.counts).0;
-            closed::passes_s(&spec, &work, spent_s)
-        };
-        load_s.max(self.with_overheads_s(passes_s - start_s))
-    }
-
-    /// Upper bound on the start of any rank of a pipeline, s.
-    fn latest_start_s(&self, parallel: &LayoutView, d: &Decisions, spec: &PipelineSpec) -> f64 {
-        let gathers_s = |index: usize, kind: &KindCost| {
-            let exposed = parallel.states.views().map(|view| view.exposed_s(index, kind, spec).0);
-            exposed.fold(0.0, f64::max)
-        };
-        let all = parallel.work.kinds.iter().zip(&parallel.work.counts).enumerate();
-        let layers_s: f64 = all
-            .map(|(index, (kind, &count))| count as f64 * (kind.forward_s + gathers_s(index, kind)))
-            .sum();
-        let transfers = parallel.choices.rank_order.iter().map(|&rank_order| {
-            stage_transfers::p2p_transfer(
-                &self.cache,
-                &Decisions { rank_order, ..d.clone() },
-                &parallel.layer_costs,
-            )
-            .most_s()
-        });
-        let between_s = transfers.fold(0.0, f64::max) + stage_transfers::gap_s(&self.cache, d);
-        layers_s + parallel.work.embedding.forward_s + d.pp as f64 * between_s
     }
 
     fn mean_load_s(

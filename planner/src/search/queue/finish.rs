@@ -3,7 +3,6 @@
 
 use super::super::Candidate;
 use super::super::expand::{SLACK, Worker};
-use super::super::left_open::{self, LeftOut};
 use super::{CLIMBING, Progress, Run};
 use crate::request::Task;
 use models::decisions::{Decisions, RankOrder};
@@ -49,29 +48,13 @@ impl Run<'_> {
         }
     }
 
-    /// Bounds the configurations that the search leaves out, after those over other cuts are
-    /// settled as far as was asked for.
+    /// Bounds the cuts and recompute splits that the search leaves out.
     pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
-        let every_cut = self.task.every_cut_work > 0 && self.best_s.is_finite();
-        if self.best.is_none() && !self.task.bounds_left_out {
-            return;
+        if self.task.every_cut_work == 0 {
+            self.left_open_s = 0.0;
+        } else if self.best_s.is_finite() {
+            self.left_open_s = self.settle_every_cut(threads, progress);
         }
-        let all_s = self.least_left_open_s(LeftOut::All);
-        if every_cut {
-            let proven_s = self.prove_every_cut(threads, progress);
-            // Programs that were stopped may not have come as far as the bound over everything.
-            let every_cut_s = proven_s.max(all_s);
-            self.every_cut_s = Some(every_cut_s);
-            let without_barrier_s = self.least_left_open_s(LeftOut::WithoutBarrier);
-            self.left_open_s = every_cut_s.min(without_barrier_s).max(all_s);
-        } else {
-            self.left_open_s = all_s;
-        }
-    }
-
-    fn least_left_open_s(&self, what: LeftOut) -> f64 {
-        let contexts: Vec<_> = self.contexts_s.iter().copied().zip(self.contexts.iter()).collect();
-        left_open::least_s(self.task, &contexts, self.best_s, what)
     }
 }
 

@@ -128,8 +128,6 @@ struct Run<'a> {
     open_bound_s: f64,
     /// Lower bound on the configurations that the search leaves out, with overheads, s.
     left_open_s: f64,
-    /// The same over other cuts alone, where integer programs looked into them.
-    every_cut_s: Option<f64>,
     /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
     near: Vec<Candidate>,
     ilp_s: f64,
@@ -159,7 +157,6 @@ impl<'a> Run<'a> {
             most_paths: MAX_PATHS,
             open_bound_s: f64::INFINITY,
             left_open_s: f64::INFINITY,
-            every_cut_s: None,
             near: vec![],
             ilp_s: 0.0,
             work: 0,
@@ -335,8 +332,6 @@ impl<'a> Run<'a> {
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
         self.proof.proven_optimal = self.proof.gap == 0.0;
-        let every_cut_s = self.every_cut_s.map(|s| s.min(self.open_bound_s).min(self.best_s));
-        self.proof.every_cut_gap = every_cut_s.map(gap);
         self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
         let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
