@@ -436,7 +436,8 @@ fn moe_saved(model: &ModelSpec, kind: LayerKind, split: &Split, e: f64) -> f64 {
 }
 
 /// Model FLOPs of one forward pass over `tokens` tokens: two a multiply-add, attention as in
-/// [`core_flops`] (Megatron's convention, SC'21 appendix), output layer included, experts at top-k.
+/// [`core_flops`] (Megatron's convention, SC'21 appendix), output layer included, experts at top-k
+/// but for the tokens that a capacity factor below 1 drops at least.
 pub fn forward_flops(model: &ModelSpec, tokens: f64) -> f64 {
     let split = Split::WHOLE;
     let per_sequence: f64 = (0..model.layers)
@@ -458,7 +459,8 @@ fn layer_forward_flops(model: &ModelSpec, kind: LayerKind, split: &Split) -> f64
             let matrices = input_matrices(model.mlp.activation) + 1;
             let h = model.hidden;
             let expert = Gemm::new(model.seq_len * moe.top_k, matrices * moe.ffn, h);
-            expert.flops() + Gemm::new(model.seq_len, moe.experts, h).flops()
+            let kept = moe.capacity_factor.map_or(1.0, |factor| factor.min(1.0));
+            kept * expert.flops() + Gemm::new(model.seq_len, moe.experts, h).flops()
         }
         _ => 0.0,
     };

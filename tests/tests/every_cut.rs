@@ -76,7 +76,8 @@ fn bounds_hold(case: &Configuration<'_>, best_s: f64, what: &str) -> bool {
     assert!(whole.is_below(best_s * (1.0 + 1e-9)), "{what}: {best_s} is ruled out");
     let within = whole.between_s([0.0, best_s * 1.1]);
     assert!(within.is_some_and(|bound_s| bound_s <= best_s), "{what}: {within:?} above {best_s}");
-    let problem = case.every_cut(best_s * 1.5, false, Layering::AnyOrder).expect("the best is among them");
+    let problem =
+        case.every_cut(best_s * 1.5, false, Layering::AnyOrder).expect("the best is among them");
     let limits = ilp::Limits { work: SOLVER_WORK, paths: true, until: Until::default() };
     let scratch = &mut Scratch::default();
     let relaxed = relaxation::solve(&problem, vec![], best_s * 1.5, limits, scratch);

@@ -213,9 +213,10 @@ fn reordered(
             let text = format!("{by}, {:.2} % faster than {named}; {proof}", 100.0 * saved);
             (answer.in_order(request, found), line("order", &text))
         }
-        Err(Kept::Unknown(why)) => (answer, line("order", &format!("{named}'s: {why}"))),
+        Err(Kept::Unknown(why)) => (answer, line("order", &format!("unchanged, {named}: {why}"))),
         Err(Kept::Shortest { proven, gap }) => {
-            let text = format!("{named}'s: no faster one was found; {}", proof(proven, gap));
+            let text =
+                format!("unchanged, {named}: no faster one was found; {}", proof(proven, gap));
             (answer, line("order", &text))
         }
     })
@@ -360,7 +361,7 @@ fn binds(request: &Request, answer: &Answer) -> String {
         let shape = text::shape(&best.decisions);
         let size = bytes(more as u64);
         let way = format!("{shape} · micro-batch {}", best.decisions.micro_batch);
-        line("binds", &format!("memory: {size} more a GPU would save {gain:.2} % ({way})"))
+        line("limit", &format!("memory: {size} more per GPU would save {gain:.2} % ({way})"))
     })
 }
 
@@ -370,8 +371,7 @@ fn not_runnable(request: &Request, answer: &Answer) -> (Option<NotRunnable>, f64
     let mut progress = Progress::new();
     let own_s = answer.plan.predicted.iteration_s;
     let all = Restrictions { runnable: false, ..request.restrictions.clone() };
-    let task =
-        Task { restrictions: &all, cutoff_s: own_s, every_cut_work: 0, ..request.task() };
+    let task = Task { restrictions: &all, cutoff_s: own_s, every_cut_work: 0, ..request.task() };
     let outcome = search(&task, &mut |standing| progress.show(standing));
     let gap = outcome.proof.searched_gap;
     let Some(found) = outcome.best else { return (None, gap) };
@@ -405,7 +405,7 @@ fn nothing_fits(request: &Request, why: Empty) -> Failure {
 /// Which command to run next, quoted for a shell.
 fn next(path: Option<&Path>, cluster: Option<&str>) -> String {
     let Some(path) = path.map(Path::display) else {
-        return line("next:", "the same with -o plan.yaml, to keep it");
+        return line("next", "add -o plan.yaml to keep this plan");
     };
     let path = shell(&path.to_string());
     // A plan holds only the name of its cluster, which is enough for shipped ones.

@@ -26,7 +26,9 @@ pub fn grid(plan: &Plan) -> String {
     let (gpus, node) = (plan.inputs.gpus, plan.inputs.cluster.node_gpus);
     let nodes = gpus.div_ceil(node);
     let mesh = Mesh::new(&plan.decisions);
-    let mut text = format!("ranks, {} fastest; a row is a node\n", plan.decisions.rank_order);
+    let order = plan.decisions.rank_order.to_string();
+    let first = order.split('-').next().unwrap_or_default();
+    let mut text = format!("ranks in the order {order}, {first} fastest; a row is a node\n");
     for index in 0..nodes {
         if index == NODES_DRAWN && nodes > NODES_DRAWN + 1 {
             let left_out = nodes - NODES_DRAWN - 1;
@@ -67,14 +69,14 @@ fn cell(mesh: &Mesh, rank: u64) -> String {
 /// Stages with their layers, recomputation and memory.
 pub fn stages(plan: &Plan) -> String {
     let mut text = format!(
-        "{:>5} {:>6} {:>5}  {:>9} {:>6}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+        "{:>5} {:>6} {:>5}  {:>9} {:>6}  {:<23} {:>10} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
         "stage",
         "rank",
         "chunk",
         "layers",
         "vocab",
-        "none/selective/full",
-        "weights",
+        "recompute none/sel/full",
+        "parameters",
         "gradients",
         "optimizer",
         "activations",
@@ -111,7 +113,7 @@ fn stage_row(stage: &Stage, (rank, chunk): (usize, usize), memory: &StageMemory)
             full: sum.full + more.full,
         });
     format!(
-        "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<22} {:>9} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
+        "{:>5} {:>6} {:>5}  {layers:>9} {share:>6.3}  {:<23} {:>10} {:>9} {:>9} {:>11} {:>9} {:>9}\n",
         stage.stage,
         rank,
         chunk,
@@ -156,24 +158,26 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let undecided = more_memory.is_some_and(|tried| tried.why_not == Some(WhyNot::Undecided));
     let words = match gain > 1e-4 {
         true => format!("memory: {more} would save {:.2} %", 100.0 * gain),
-        false if undecided => format!("whether {more} would save time was not found in the time"),
+        false if undecided => format!("not decided in the time: whether {more} would save time"),
         false => format!("not memory: {more} changes nothing"),
     };
-    line("binds", &format!("{words}; {left}"))
+    line("limit", &format!("{words}; {left}"))
 }
 
 /// The heading of a part of the explanation, whose searches take `each` at most.
 pub fn heading(part: Part, plain: &str, each: Option<Duration>) -> String {
     let each = each.filter(|each| *each < Duration::from_secs(3600));
     let limit = each.map_or_else(String::new, |each| {
-        format!("; each was searched for up to {}", seconds(each.as_secs_f64()))
+        format!(", for up to {} each", seconds(each.as_secs_f64()))
     });
     match part {
         Part::Considered => {
-            format!("considered, one decision changed and the others free{limit}\n")
+            format!("alternatives: one decision is set, all others are searched again{limit}\n")
         }
-        Part::Bought => "what more would buy\n".to_owned(),
-        Part::Later => "found since, in place of the lines above\n".to_owned(),
+        Part::Bought => "effect of better hardware\n".to_owned(),
+        Part::Later => {
+            "better rows found since; they replace those of the same name above\n".to_owned()
+        }
         Part::Plain => format!("the plain plan: {plain}\n"),
     }
 }
@@ -215,10 +219,10 @@ fn tried_row(own: &Breakdown, tried: &Tried) -> String {
 fn why_not(why: WhyNot) -> String {
     match why {
         WhyNot::Excluded => "--set excludes it".to_owned(),
-        WhyNot::DoesNotExist => "does not exist: no other decisions allow it".to_owned(),
+        WhyNot::DoesNotExist => "not possible: no other decisions allow it".to_owned(),
         WhyNot::DoesNotFit => "does not fit".to_owned(),
         WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
-        WhyNot::Undecided => "not decided in the time; --prove goes on".to_owned(),
+        WhyNot::Undecided => "not decided in the time; --prove continues".to_owned(),
     }
 }
 
@@ -250,22 +254,22 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
         let has = device.hbm_bytes * (1.0 - request.headroom);
         let besides = match request.headroom {
             0.0 => String::new(),
-            share => format!(" besides {:.0} % headroom", 100.0 * share),
+            share => format!(" after {:.0} % headroom", 100.0 * share),
         };
         text += &line(
-            "  binds",
+            "  limit",
             &format!(
-                "memory of pipeline rank {at}: the leanest way needs {} (to {:.0} %), {} more than there is{besides}",
+                "memory of pipeline rank {at}: the least found is {} (to {:.0} %), {} more than there is{besides}",
                 bytes(need as u64),
                 (100.0 * (1.0 - found.leanest_to)).max(1.0),
                 bytes((need - has).max(0.0) as u64)
             ),
         );
-        text += &line("  that is", &decisions(&leanest.decisions));
-        text += &line("  takes", &consumers(leanest, at));
+        text += &line("  least", &decisions(&leanest.decisions));
+        text += &line("  its parts", &consumers(leanest, at));
     }
     if found.leanest.is_none() && found.complete {
-        text += &line("  binds", "host memory, with what is offloaded to it");
+        text += &line("  limit", "host memory, with what is offloaded to it");
     }
     for (index, (change, way)) in found.remedies.iter().enumerate() {
         let label = if index == 0 { "  fits" } else { "" };
@@ -274,7 +278,7 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
     if found.remedies.is_empty() {
         let tried = match found.complete {
             true => "nothing tried up to 1,024 times as many GPUs",
-            false => "what would fit was not found in the time; --prove goes on",
+            false => "what would fit was not found in the time; --prove continues",
         };
         text += &line("  fits", tried);
     }

@@ -249,8 +249,7 @@ fn near(
 ) -> Result<Outcome, Empty> {
     let restrictions = narrowed(&request.restrictions, known);
     let limited = request.with_share(NEAR);
-    let task =
-        Task { restrictions: &restrictions, cutoff_s, every_cut_work: 0, ..limited.task() };
+    let task = Task { restrictions: &restrictions, cutoff_s, every_cut_work: 0, ..limited.task() };
     search(&task, progress).found().or_else(|why| match why {
         Empty::Proven => Err(why),
         Empty::Undecided if cutoff_s.is_finite() => Err(why),

@@ -1,14 +1,13 @@
 //! Why nothing fits and what would, and the least memory in which anything fits.
 
 use super::explain::QUESTION_WORK;
-use crate::request::restrictions::{Choice, Numbers, Restrictions};
+use crate::request::restrictions::{Numbers, Restrictions};
 use crate::request::{Request, Task};
-use crate::search::{Empty, Found, Outcome, Progress, search};
+use crate::search::{Empty, Found, Outcome, Progress, least_activations, search};
 use models::cluster::{AttentionKernel, ClusterSpec};
 use models::decisions::{Recompute, RecomputePolicy};
 use models::formulas::activation::least_memory_group;
 use models::layer::{self, Split};
-use models::schedule::ScheduleName;
 use std::collections::BTreeSet;
 
 /// Share of the time left for finding the least memory.
@@ -30,10 +29,10 @@ pub struct Shortage {
 
 /// Finds by how much memory falls short, and the smallest changes that would suffice.
 ///
-/// Only the leanest corner of the space is searched, as far as the user allows: 1F1B, which holds
-/// the fewest micro-batches, one sequence a micro-batch, and full recomputation.
+/// Only the corner of the space with [`least_activations`] is searched.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
-    let corner = Request { restrictions: lean(&request.restrictions), ..request.clone() };
+    let corner =
+        Request { restrictions: least_activations(&request.restrictions), ..request.clone() };
     let (leanest, leanest_to) = match leanest(&corner.with_share(NARROWING), progress) {
         Some((found, to)) => (Some(found), to),
         None => (None, 0.0),
@@ -45,20 +44,6 @@ pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
     remedies.extend(more_gpus(&corner, progress));
     let complete = !request.task().is_stopped();
     Shortage { leanest, leanest_to, remedies, complete }
-}
-
-fn lean(r: &Restrictions) -> Restrictions {
-    let mut lean = r.clone();
-    if r.recompute.allows(RecomputePolicy::Full) {
-        lean.recompute = Choice::of(&[RecomputePolicy::Full]);
-    }
-    if r.micro_batch.allows(1) {
-        lean.micro_batch = Numbers::only(1);
-    }
-    if r.schedule.allows(ScheduleName::OneFOneB) && r.vpp.allows(1) {
-        lean.schedule = Choice::of(&[ScheduleName::OneFOneB]);
-    }
-    lean
 }
 
 /// Doubles device memory until something fits, then narrows it down. With it the share of that
@@ -131,7 +116,13 @@ fn with_factor(request: &Request, factor: f64) -> ClusterSpec {
 /// Anything that fits into the device memory times a factor.
 fn any_with_factor(request: &Request, factor: f64, progress: Progress<'_>) -> Result<Found, Empty> {
     let cluster = with_factor(request, factor);
-    let task = Task { cluster: &cluster, any: true, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
+    let task = Task {
+        cluster: &cluster,
+        any: true,
+        solver_work: QUESTION_WORK,
+        every_cut_work: 0,
+        ..request.task()
+    };
     search(&task, progress).found()?.best.ok_or(Empty::Proven)
 }
 
@@ -167,8 +158,12 @@ fn in_groups(
     sizes.into_iter().filter(|&size| size > 1).find_map(|size| {
         let recompute_group = Numbers::only(size);
         let restrictions = Restrictions { recompute_group, ..request.restrictions.clone() };
-        let task =
-            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
+        let task = Task {
+            restrictions: &restrictions,
+            solver_work: QUESTION_WORK,
+            every_cut_work: 0,
+            ..request.task()
+        };
         let found = search(&task, progress).best?;
         Some((format!("--set recompute_group={size}"), found))
     })
@@ -179,9 +174,13 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
     all.find_map(|index| {
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
-        let restrictions = lean(&request.narrowed_by(&settings).ok()?);
-        let task =
-            Task { restrictions: &restrictions, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
+        let restrictions = least_activations(&request.narrowed_by(&settings).ok()?);
+        let task = Task {
+            restrictions: &restrictions,
+            solver_work: QUESTION_WORK,
+            every_cut_work: 0,
+            ..request.task()
+        };
         let found = search(&task, progress).best?;
         Some((format!("without --set {dropped}"), found))
     })

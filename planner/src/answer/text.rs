@@ -29,7 +29,7 @@ pub fn screen(answer: &Answer) -> String {
     if !answer.feasible {
         text += &line("fits", &does_not_fit(rank, short));
     }
-    text + &line("proven", &proven(answer))
+    text + &line("proven", &proven(answer)) + &line("searched", &searched(answer))
 }
 
 /// The part of the screen that follows from the plan alone.
@@ -45,7 +45,7 @@ pub fn summary(plan: &Plan) -> String {
         + &counted_attention(&plan.inputs.model)
         + &line("memory", &memory_line(plan, rank, &memory))
         + &warnings
-        + &line("spent", &spent(plan))
+        + &line("breakdown", &spent(plan))
 }
 
 /// The model, the cluster and the batch.
@@ -57,15 +57,21 @@ pub fn heading(plan: &Plan) -> String {
     let what =
         format!("{} parameters, {} layers", count(params::total(model) as f64), model.layers);
     let plural = if nodes == 1 { "node" } else { "nodes" };
-    let place =
-        format!("{}   {} {plural} x {on_node} {}", cluster.name, thousands(nodes), cluster.device);
+    let place = format!(
+        "{}   {} {} on {} {plural} of {on_node}",
+        cluster.name,
+        thousands(inputs.gpus),
+        cluster.device,
+        thousands(nodes)
+    );
     let tokens = inputs.global_batch * inputs.seq_len;
     let mut text = line(&format!("{:<10} ", model.name), &format!("{what}      {place}"));
     text += &line(
         "batch",
         &format!(
-            "{} sequences x {} tokens    {} tokens a step",
+            "{} sequence{} x {} tokens    {} tokens a step",
             thousands(inputs.global_batch),
+            if inputs.global_batch == 1 { "" } else { "s" },
             thousands(inputs.seq_len),
             count(tokens as f64)
         ),
@@ -83,7 +89,9 @@ pub fn decisions(d: &Decisions) -> String {
 
 /// Degrees, micro-batches and schedule.
 fn parallel_decisions(d: &Decisions) -> String {
-    let micro_batches = format!("micro-batch {} x {}", d.micro_batch, d.micro_batches);
+    let plural = if d.micro_batches == 1 { "" } else { "es" };
+    let micro_batches =
+        format!("{} micro-batch{plural} of {}", thousands(d.micro_batches), d.micro_batch);
     format!("{}    {micro_batches}    {}", shape(d), d.schedule)
 }
 
@@ -113,6 +121,9 @@ fn state_decisions(d: &Decisions) -> String {
         MoeOverlap::None => {}
         MoeOverlap::Pair => parts.push("overlapped pairs".to_owned()),
         chunks => parts.push(format!("{chunks} {}", d.moe_overlap_degree)),
+    }
+    if let Some(factor) = d.capacity_factor {
+        parts.push(format!("capacity factor {factor}"));
     }
     if d.rank_order != RankOrder::DpInner {
         parts.push(format!("ranks {}", d.rank_order));
@@ -144,7 +155,7 @@ fn zero(d: &Decisions) -> String {
     if d.zero_stage == 0 || d.dp_shard == d.dp * d.cp {
         format!("zero {}", d.zero_stage)
     } else {
-        format!("zero {} over {}", d.zero_stage, d.dp_shard)
+        format!("zero {} over {} ranks", d.zero_stage, d.dp_shard)
     }
 }
 
@@ -166,8 +177,9 @@ fn unseen_software(band: &ErrorBand) -> String {
         return String::new();
     }
     let percent = 100.0 * band.relative;
-    let lacking = band.unseen.join(", ");
-    line("", &format!("±{percent:.0} %: no measured run of this software has {lacking}"))
+    let lacking = band.unseen.join(", or ");
+    let software = "no measured run of its software generation has";
+    line("", &format!("±{percent:.0} %: {software} {lacking}"))
 }
 
 /// Attention that MFU counts, where that is less than all of it.
@@ -195,7 +207,7 @@ fn memory_line(plan: &Plan, rank: usize, memory: &StageMemory) -> String {
     let has_headroom = plan.inputs.headroom > 0.0 && memory.total <= plan.inputs.room_bytes();
     let headroom = if has_headroom { headroom(plan) } else { String::new() };
     format!(
-        "{} of {} on the fullest rank (pipeline rank {rank}){headroom}; most of it: {part}, {}",
+        "{} of {} on pipeline rank {rank}, the fullest{headroom}; largest part: {part}, {}",
         bytes(memory.total),
         bytes(plan.inputs.cluster.hbm_bytes),
         bytes(most)
@@ -211,7 +223,7 @@ fn worst_case(plan: &Plan, worst: u64) -> String {
 
 fn headroom(plan: &Plan) -> String {
     let percent = (1000.0 * plan.inputs.headroom).round() / 10.0;
-    format!(", {percent} % headroom kept")
+    format!(" ({percent} % kept free)")
 }
 
 fn largest_part(memory: &StageMemory) -> (&'static str, u64) {
@@ -239,27 +251,34 @@ fn spent(plan: &Plan) -> String {
 
 fn proven(answer: &Answer) -> String {
     let proof = &answer.proof;
-    let verdict = if proof.proven_optimal {
-        "optimal for this cost model".to_owned()
-    } else if proof.searched_gap == 0.0 && proof.gap < 1.0 {
-        let gap = 100.0 * proof.gap;
-        format!("optimal over the cuts tried, within {gap:.1} % of the best over all cuts")
-    } else if proof.gap >= 1.0 {
-        "the fastest of the placements tried, of others nothing is proven".to_owned()
-    } else {
-        let (searched, gap) = (100.0 * proof.searched_gap, 100.0 * proof.gap);
-        let within = format!("within {searched:.1} % of the best of the cuts tried");
-        let why = match answer.effort.limited {
-            true => "--prove goes on",
-            false => "no more work is allowed for integer programs",
-        };
-        format!("{within}, {gap:.1} % of the best there is; {why}")
+    let percent = |gap: f64| format!("within {:.1} % of the best", 100.0 * gap);
+    let tried = match proof.searched_gap {
+        0.0 => "the best".to_owned(),
+        gap => percent(gap),
     };
-    let combinations = if proof.candidates == 1 { "combination" } else { "combinations" };
+    let verdict = match proof.gap {
+        _ if proof.proven_optimal => "optimal by this cost model".to_owned(),
+        gap if gap >= 1.0 => format!("{tried} of the placements tried, nothing of others"),
+        gap => format!("{tried} of the cuts tried, {} of all cuts", percent(gap)),
+    };
+    let why = match (proof.searched_gap, answer.effort.limited) {
+        (0.0, _) => "",
+        (_, true) => "; --prove continues",
+        (_, false) => "; integer programs may do no more work",
+    };
+    format!("{verdict}{why}")
+}
+
+/// What the search did.
+fn searched(answer: &Answer) -> String {
+    let (candidates, ilps) = (answer.proof.candidates, answer.proof.ilps);
+    let plural = |count: u64| if count == 1 { "" } else { "s" };
     format!(
-        "{verdict}: {} {combinations}, {} ILPs, {:.2} s",
-        thousands(proof.candidates),
-        proof.ilps,
+        "{} combination{}, {} integer program{}, {:.2} s",
+        thousands(candidates),
+        plural(candidates),
+        thousands(ilps),
+        plural(ilps),
         answer.effort.elapsed_s
     )
 }
@@ -269,7 +288,7 @@ pub fn close(answer: &Answer, asked: usize) -> String {
     let mut text = String::new();
     let own = &answer.plan.predicted.breakdown;
     for (index, other) in answer.alternatives.iter().enumerate() {
-        let label = if index == 0 { "close" } else { "" };
+        let label = if index == 0 { "others" } else { "" };
         let shape = format!("{} · {}", shape(&other.decisions), other.decisions.schedule);
         let slower = signed_percent(other.slower);
         let within = within(other.gap);
@@ -277,7 +296,7 @@ pub fn close(answer: &Answer, asked: usize) -> String {
         text += &line(label, &words);
     }
     let found = answer.alternatives.len();
-    let label = if found == 0 { "close" } else { "" };
+    let label = if found == 0 { "others" } else { "" };
     if found < asked {
         text += &line(
             label,
@@ -298,7 +317,7 @@ pub fn close(answer: &Answer, asked: usize) -> String {
 pub fn within(gap: f64) -> String {
     match gap {
         gap if gap < 5e-4 => String::new(),
-        gap if gap < 1.0 => format!("  within {:.1} %", 100.0 * gap),
+        gap if gap < 1.0 => format!("  gap {:.1} %", 100.0 * gap),
         _ => "  nothing proven".to_owned(),
     }
 }
@@ -308,9 +327,9 @@ pub fn least_memory(answer: &Answer) -> String {
     let Some(least_bytes) = answer.least_memory_bytes else { return String::new() };
     let needs_bytes = answer.plan.predicted.peak_memory_bytes;
     let text = match needs_bytes as f64 > 1.02 * least_bytes as f64 {
-        false => "nothing fits in 2 % less memory".to_owned(),
+        false => "no plan fits in 2 % less memory".to_owned(),
         true => format!(
-            "nothing fits in less than {}; whether anything fits in between was not decided in the time: --prove goes on",
+            "no plan fits in less than {}; what lies in between was not decided in the time: --prove continues",
             bytes(least_bytes)
         ),
     };
@@ -321,7 +340,7 @@ pub fn least_memory(answer: &Answer) -> String {
 pub fn runnable(answer: &Answer) -> String {
     let text = match &answer.not_runnable {
         None if answer.not_runnable_gap > 0.0 => format!(
-            "no plan without --runnable was found to be faster; one may take up to {:.1} % less, --prove goes on",
+            "no faster plan was found without --runnable; one may take up to {:.1} % less, --prove continues",
             100.0 * answer.not_runnable_gap,
         ),
         None => "--runnable costs nothing: no plan is faster without it".to_owned(),
@@ -393,9 +412,9 @@ pub fn loss(own: &Breakdown, other: &Alternative) -> String {
     if *more_s <= 0.0 || other.slower <= 0.0 {
         return String::new();
     }
-    let loses = format!("loses on {most}, +{}", seconds(*more_s));
+    let loses = format!("{most} +{}", seconds(*more_s));
     match -less_s > NO_SMALL_PART * more_s {
-        true => format!("{loses}, gains on {least}, {}", seconds(*less_s)),
+        true => format!("{loses}, {least} {}", seconds(*less_s)),
         false => loses,
     }
 }

@@ -130,11 +130,11 @@ fn supported(d: &Decisions, how: How) -> Result<(), String> {
         (d.micro_batches > 1, "several micro-batches"),
     ];
     if let Some((_, rule)) = rules.into_iter().find(|(holds, _)| !holds) {
-        return Err(format!("an order is looked for with {rule}"));
+        return Err(format!("--order needs {rule}"));
     }
     let size = d.pp * d.micro_batches;
     let small = format!(
-        "an order is looked for where pp x micro-batches is {MOST_ORDERED} at most: {size}"
+        "--order ilp needs pp x micro-batches of at most {MOST_ORDERED}, this plan has {size}"
     );
     if size > MOST_ORDERED && how != How::Greedy { Err(small) } else { Ok(()) }
 }

@@ -222,6 +222,13 @@ fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec,
         ))
         .help("leave it out: only mixture-of-experts models have a capacity"));
     };
+    let most = moe.experts as f64 / moe.top_k as f64;
+    if factor > most {
+        return Err(InputError::new(format!(
+            "--set capacity_factor={factor}: every expert holds all tokens at {most}"
+        ))
+        .help(format!("valid: above 0, to {most} (experts / top_k of {})", model.name)));
+    }
     moe.capacity_factor = Some(factor);
     Ok(model)
 }

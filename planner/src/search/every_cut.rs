@@ -175,9 +175,8 @@ impl Configuration<'_> {
             ends.fill(false);
             ranges.iter().for_each(|((start, _), _)| ends[*start] = true);
             if counted {
-                let kinds = |range: &((usize, usize), _)| {
-                    self.cache.layers.between(range.0.0, range.0.1)
-                };
+                let kinds =
+                    |range: &((usize, usize), _)| self.cache.layers.between(range.0.0, range.0.1);
                 ranges.sort_by_key(kinds);
                 ranges.dedup_by_key(|range| kinds(range));
             }

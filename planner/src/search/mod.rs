@@ -1,21 +1,6 @@
 //! Best-first branch and bound over the space of combinations.
 //!
-//! A search node is a part of the space with an admissible lower bound on its time. The one with
-//! the least bound is expanded into parts with tighter bounds: contexts (degrees, context
-//! parallelism, micro-batch), parallel layouts (split of the experts), pipelines (schedule, chunks,
-//! vocabulary placement, recomputation), and at last states (ZeRO, shard group, offloading, rank
-//! order). A pipeline with one choice of states is a leaf: a simulated placement that attains its
-//! bound settles it, or the integer program. Parts whose bound reaches the incumbent's time are
-//! pruned ([`queue`]). Several threads expand search nodes in batches that do not depend on the
-//! number of threads ([`expand`]), so the plan does not either.
-//!
-//! Four parts of the space are pruned by dominance, because another part is at least as good
-//! (docs/design/search.md has the exceptions):
-//! - uniform recomputation is one of the splits of `per_layer`;
-//! - the layer ranges of `first_last` and `redistribute` are among those of `tensor`;
-//! - `zb_auto` has the order of `zb_h1` or `zb_v` where there are enough micro-batches;
-//! - `gpipe` and `naive` are no faster than `1f1b` and hold no fewer micro-batches: without
-//!   transfer latency 1F1B takes at most `(m−1)(max F + max B) + Σ(F + B)`, GPipe's time.
+//! docs/design/search.md explains it: [`queue`] holds what waits, [`expand`] splits and bounds it.
 
 mod candidate_chains;
 pub mod every_cut;
@@ -34,6 +19,8 @@ use crate::request::Task;
 use crate::until::ThreadTime;
 use models::decisions::Decisions;
 use models::plan::Proof;
+
+pub use queue::lean::least_activations;
 
 /// What a search cost: wall times, which differ from run to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -60,7 +60,9 @@ impl SearchNode {
     pub fn is_leaf(&self) -> bool {
         matches!(
             self.stage,
-            Stage::States(_) | Stage::Placed | Stage::EveryCut(EveryCutStage::Configuration | EveryCutStage::Relaxed(_))
+            Stage::States(_)
+                | Stage::Placed
+                | Stage::EveryCut(EveryCutStage::Configuration | EveryCutStage::Relaxed(_))
         )
     }
 }

@@ -5,6 +5,7 @@ mod contexts;
 mod dives;
 mod every_cut;
 mod finish;
+pub(super) mod lean;
 mod team;
 
 use super::expand::{Context, Expansion, Paths, SearchNode, Worker};
@@ -55,6 +56,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let mut run = Run::new(task, Arc::clone(&pipelines), threads);
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
+        run.search_lean_corners();
         run.expand_all(&mut team, expanding.until, progress);
         drop(team);
         if !run.is_enough() {

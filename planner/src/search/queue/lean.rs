@@ -1,0 +1,69 @@
+//! A plan where memory is short: dives follow what is fast, and may find nothing that fits.
+
+use super::Run;
+use crate::request::Task;
+use crate::request::restrictions::{Choice, Numbers, Restrictions};
+use models::decisions::RecomputePolicy;
+use models::schedule::ScheduleName;
+
+/// Share of the time left for each corner of the space that needs little memory. In the one that
+/// needs least, nine mixtures of experts on few GPUs took 0.04 to 0.2 s, with a proof (2026-11-28,
+/// two cores).
+const SHARE: f64 = 0.4;
+
+impl Run<'_> {
+    /// Searches corners of the space that need little memory, where there is no incumbent.
+    pub(super) fn search_lean_corners(&mut self) {
+        if self.best_s.is_finite() {
+            return;
+        }
+        let asked = self.task.restrictions;
+        let mut corners = vec![leanest(asked), least_activations(asked), full_recomputation(asked)];
+        corners.dedup();
+        for restrictions in corners.iter().filter(|corner| *corner != asked) {
+            if self.task.is_stopped() || self.is_enough() {
+                return;
+            }
+            let until = self.task.until.share(SHARE);
+            let (cutoff_s, every_cut_work) = (self.best_s, 0);
+            let corner =
+                Task { restrictions, until, cutoff_s, every_cut_work, ..self.task.clone() };
+            let found = super::run(&corner, &mut |_| {});
+            self.offer(found.best.map(Into::into));
+        }
+    }
+}
+
+/// The settings that need least memory, of those allowed.
+fn leanest(r: &Restrictions) -> Restrictions {
+    let mut lean = least_activations(r);
+    if r.zero_stage.allows(3) {
+        lean.zero_stage = Numbers::only(3);
+    }
+    if r.fused_loss.allows(true) {
+        lean.fused_loss = Choice::of(&[true]);
+    }
+    lean
+}
+
+/// The settings with which layers hold least, of those allowed: [`full_recomputation`], and 1F1B,
+/// which holds the fewest micro-batches.
+pub fn least_activations(r: &Restrictions) -> Restrictions {
+    let mut lean = full_recomputation(r);
+    if r.schedule.allows(ScheduleName::OneFOneB) && r.vpp.allows(1) {
+        lean.schedule = Choice::of(&[ScheduleName::OneFOneB]);
+    }
+    lean
+}
+
+/// Full recomputation and one sequence a micro-batch, where they are allowed.
+fn full_recomputation(r: &Restrictions) -> Restrictions {
+    let mut lean = r.clone();
+    if r.recompute.allows(RecomputePolicy::Full) {
+        lean.recompute = Choice::of(&[RecomputePolicy::Full]);
+    }
+    if r.micro_batch.allows(1) {
+        lean.micro_batch = Numbers::only(1);
+    }
+    lean
+}
