@@ -84,8 +84,8 @@ thorough:
 	$(call heading,all tests)
 	cargo test --workspace --locked --features meshwright-tests/thorough
 
-# What a stranger may try, at length: attacks over the network, fuzzed files, long runs. CI runs
-# the short ones.
+# Hostile input at length: attacks over the network, fuzzed files, long runs. CI runs the short
+# ones.
 hostile: setup
 	$(call heading,hostile tests that take minutes)
 	cargo test --workspace --locked --no-fail-fast -- --ignored hostile
@@ -98,8 +98,8 @@ lint:
 	$(call heading,lints)
 	cargo clippy --workspace --all-targets --features meshwright-tests/slow,meshwright-kernels/cuda,meshwright-runtime/cuda --locked -- -D warnings
 
-# Recipe by recipe, because what comes later needs what setup installs. Nobody debugs what is built
-# here, nor builds it again.
+# Recipe by recipe, because later ones need what setup installs. Without debug information and
+# incremental builds, since nothing built here is debugged or built again.
 ci: export CARGO_PROFILE_DEV_DEBUG := 0
 ci: export CARGO_INCREMENTAL := 0
 ci:
@@ -212,6 +212,6 @@ mpi-packages:
 	  echo 'error: Open MPI is needed (mpirun and mpicc); install it with this system'\''s package manager' >&2; exit 1; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=''; elif command -v sudo >/dev/null; then as=sudo; else \
 	  echo 'error: run as root: apt-get install -y --no-install-recommends $(MPI_PACKAGES)' >&2; exit 1; fi; \
-	echo 'make: installing what the solver needs ($(PACKAGES)): a minute' >&2; \
+	echo 'make: installing Open MPI ($(MPI_PACKAGES)): a minute' >&2; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$as apt-get update -q && $$as apt-get install -y -q --no-install-recommends $(MPI_PACKAGES)

@@ -27,7 +27,7 @@ vocab: 2000
 seq_len: 128
 global_batch: 8
 """
-HEADING = """# Planned and seen
+HEADING = """# Predicted and measured on a laptop
 
 Written by `make calibration` on an otherwise idle machine. Each round calibrates, plans and trains;
 the median round counts. Rounds differ because a virtual machine's speed drifts between calibration
@@ -97,7 +97,7 @@ def main():
             seen = seen_s(number, flags.steps)
             rounds[number].append((planned_s(number, gpus, pinned), seen[0], middle(seen)))
             print(turn, " ".join(pinned) or "one rank", " ".join(f"{1e3 * s:.0f}" for s in rounds[number][-1]), "ms", flush=True)
-    lines = ["| ranks | split | planned | seen, best | median | planned over median | of every round |", "|---|---|---|---|---|---|---|"]
+    lines = ["| ranks | split | planned | measured, best | median | planned over median | of every round |", "|---|---|---|---|---|---|---|"]
     for (gpus, pinned), found in zip(SPLITS, rounds):
         ratios = [predicted / median for predicted, _, median in found]
         columns = " | ".join(f"{1e3 * middle(column):.0f} ms" for column in zip(*found))

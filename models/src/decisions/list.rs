@@ -27,7 +27,7 @@ macro_rules! with_decisions {
             tp: u64 = number(1, MOST), [Heads, DenseFfn, SharedFfn],
                 "Tensor-parallel degree, `t`.";
             pp: u64 = number(1, MOST), [], "Pipeline-parallel degree, `p`.";
-            vpp: u64 = number(1, MOST), [], "Chunks (virtual stages) of a pipeline rank, `v`.";
+            vpp: u64 = number(1, MOST), [], "Chunks (virtual stages) per pipeline rank, `v`.";
             cp: u64 = number(1, MOST), [], "Context-parallel degree, `c`.";
             cp_style: CpStyle = choice(), [],
                 "How attention works over context-parallel ranks; no effect at `cp` 1.";
@@ -35,41 +35,41 @@ macro_rules! with_decisions {
                 "Ulysses degree inside `cp` for `hybrid` (`cp` for `ulysses`, 1 otherwise).";
             dp: u64 = number(1, MOST), [GlobalBatch], "Data-parallel degree, `d`.";
             dp_shard: u64 = number(1, MOST), [],
-                "Ranks that share one copy of the ZeRO-sharded state, a divisor of dp·cp; 1 with `zero_stage` 0.";
+                "Number of ranks over which ZeRO shards the state, a divisor of dp·cp; 1 with `zero_stage` 0.";
             ep: u64 = number(1, MOST), [Experts], "Expert-parallel degree.";
             etp: u64 = number(1, MOST), [ExpertFfn], "Tensor-parallel degree inside an expert.";
             zero_stage: u8 = number(0, 3), [], "ZeRO stage.";
             sequence_parallel: bool = choice(), [],
                 "Norms and residuals split along the sequence over tensor-parallel ranks.";
-            micro_batch: u64 = number(1, MOST), [], "Sequences of a micro-batch, `b`.";
+            micro_batch: u64 = number(1, MOST), [], "Sequences per micro-batch, `b`.";
             micro_batches: u64 = derived(1, MOST), [],
-                "Micro-batches of an iteration and replica, `m`.";
+                "Micro-batches per iteration and replica, `m`.";
             schedule: ScheduleName = choice(), [], "Pipeline schedule.";
             recompute: RecomputePolicy = choice(), [], "Activation recomputation.";
             #[serde(default = "super::one")]
             recompute_group: u64 = number(1, MOST), [],
-                "Layers that full recomputation keeps one input of; 1 unless set, and more with `recompute` full alone.";
-            vocab: Vocab = choice(), [], "Where the vocabulary layers live.";
+                "Consecutive layers of which full recomputation keeps one input; 1 unless set. Above 1 only with `recompute` full.";
+            vocab: Vocab = choice(), [], "Placement of the vocabulary layers: input embedding and output layer.";
             #[serde(default)]
             fused_loss: bool = choice(), [],
-                "Logits exist for a block of tokens at a time, in the loss and again in its backward pass.";
+                "Compute the loss block by block, so that the logits of all tokens never exist at once; they are recomputed in the backward pass.";
             moe_overlap: MoeOverlap = choice(), [], "Overlap of the expert all-to-all.";
-            moe_overlap_degree: u64 = number(1, MOST), [], "Chunks of that overlap; 1 without.";
+            moe_overlap_degree: u64 = number(1, MOST), [], "Chunks of that overlap; 1 without overlap.";
             capacity_factor: Option<f64> = factor(), [],
                 "Expert capacity as a multiple of the balanced share; absent where dropless or dense.";
             aux_scope: AuxScope = choice(), [], "Scope of the load-balancing loss.";
             dtype: Dtype = choice(), [], "Number format.";
-            offload: Offload = choice(), [], "What host memory holds.";
+            offload: Offload = choice(), [], "What is kept in host memory. `activations` is searched only when set.";
             #[serde(default = "super::bucketed")]
             dp_reduction: DpReduction = choice(), [],
-                "When replicas sum gradients; the first of those allowed is taken.";
+                "When gradients are reduced across replicas. If several are allowed, the first is used.";
             #[serde(default = "super::usual_bucket_mib")]
-            dp_bucket_mib: u64 = number(1, MOST), [], "Size of a bucket of `bucketed`, MiB; 25 unless set.";
+            dp_bucket_mib: u64 = number(1, MOST), [], "Bucket size for `dp_reduction` bucketed, MiB; 25 unless set.";
             rank_order: RankOrder = choice(), [], "Order of the mesh axes over ranks.";
-            post_validation: bool = switch(), [], "Optimizer post-validation (zero-bubble schedules).";
+            post_validation: bool = switch(), [], "Optimizer post-validation, for schedules with split backward passes. `true` is searched only when set.";
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pass_times: Option<PassRatios> = derived(0, 0), [],
-                "Relative durations of passes that the order of vocabulary passes was made for.";
+                "Relative durations of passes for which the order of vocabulary passes was generated.";
         }
     };
 }

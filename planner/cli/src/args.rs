@@ -5,6 +5,18 @@ use models::decisions::Decision;
 use planner::request::flags::Flags;
 use std::path::PathBuf;
 
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 a bug or a failed run, 2 invalid input, \
+                          3 nothing fits,\n4 time limit reached without a result, 130 interrupted.";
+
+/// The limit of `plan estimate`, whose default is its own.
+const ESTIMATE_LIMIT: &str = "Stop after this many seconds and print the best plan so far with its \
+                              optimality gap. [default: 1; 0.05 if every decision is set]";
+/// The limits of `plan explain`, which hold for one alternative each.
+const EXPLAIN_LIMIT: &str = "Stop the search for an alternative after this many seconds, and print \
+                             the best one so far with its optimality gap. [default: 0.4]";
+const EXPLAIN_PROVE: &str =
+    "Search for each alternative without a time limit. This can take minutes";
+
 /// Plans the fastest way to train a transformer on N GPUs.
 #[derive(Debug, Parser)]
 #[command(
@@ -14,7 +26,7 @@ use std::path::PathBuf;
     subcommand_negates_reqs = true,
     arg_required_else_help = true,
     allow_negative_numbers = true,
-    after_help = "Exit codes: 0 done, 1 our bug or a failed run, 2 the user's input, 3 nothing fits,\n4 the time ended before anything was known."
+    after_help = EXIT_CODES
 )]
 pub struct Cli {
     /// What to do instead of planning.
@@ -28,19 +40,19 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Price one configuration, also where it does not fit
+    /// Estimate one configuration, even if it does not fit
     Estimate(EstimateArgs),
-    /// Say why a plan is what it is, and what lost by how much
+    /// Explain a plan: ranks, stages, memory, time, and the alternatives
     Explain(ExplainArgs),
-    /// Check that a plan works out; changes nothing
+    /// Verify a plan's figures
     Check(CheckArgs),
-    /// Say where two plans differ
+    /// Compare two plans
     Diff(DiffArgs),
-    /// Run a pipeline schedule by itself and draw it
+    /// Simulate one pipeline schedule and draw it
     Schedule(ScheduleArgs),
     /// Compare the cost model with published measurements
     Validate(ValidateArgs),
-    /// Write the trainer that a plan describes
+    /// Generate the trainer of a plan
     Generate(GenerateArgs),
     /// Build a trainer and run it
     Launch(LaunchArgs),
@@ -59,7 +71,7 @@ pub struct RequestArgs {
     // `Option` although required, because a subcommand needs none (`subcommand_negates_reqs`).
     #[arg(long, value_name = "FILE|NAME|-", required_unless_present = "from")]
     pub model: Option<String>,
-    /// GPUs
+    /// Number of GPUs
     #[arg(
         long,
         value_name = "N",
@@ -70,31 +82,31 @@ pub struct RequestArgs {
     /// Cluster: a file or a shipped name [default: dgx_h100]
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
-    /// Sequences an iteration [default: the model file's, else nearest to 4M tokens]
+    /// Sequences per iteration [default: the model file's, else as near as possible to 4M tokens]
     #[arg(long, value_name = "N", value_parser = whole)]
     pub global_batch: Option<u64>,
-    /// Tokens a sequence [default: the model file's, else its positions]
+    /// Tokens per sequence [default: the model file's, else its number of positions]
     #[arg(long, value_name = "N", value_parser = whole)]
     pub seq_len: Option<u64>,
-    /// Tokens to train on, such as 15T: gives the days it takes
+    /// Tokens to train on, such as 15T. The plan then states the days of training
     #[arg(long, value_name = "N")]
     pub tokens: Option<String>,
-    /// Percent of each device's memory to leave free; 0 fills it [default: 5, the error of the
-    /// memory model]
+    /// Percent of each device's memory to leave free. Nine in ten published runs need less than 5 %
+    /// beyond the prediction [default: 5]
     #[arg(long, value_name = "PERCENT")]
     pub headroom: Option<f64>,
-    /// Tokens of the fullest expert-parallel rank over the mean, such as 1.3; at most the worst
-    /// that `ep` ranks can have [default: the model file's, else 1]
+    /// Ratio of the most loaded expert-parallel rank's tokens to the mean, such as 1.3. Capped at
+    /// the largest ratio possible for `ep` [default: the model file's, else 1]
     #[arg(long, value_name = "FACTOR")]
     pub expert_imbalance: Option<f64>,
     /// Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", long_help = settings_help())]
     pub settings: Vec<String>,
-    /// Leave out what `plan generate` cannot make a trainer of
+    /// Consider only configurations that `plan generate` supports
     #[arg(long)]
     pub runnable: bool,
-    /// Plan again from this plan: its model, batch and settings, on --gpus or fewer. A --set takes
-    /// the place of the plan's own settings of that decision
+    /// Plan again from this plan: its model, batch and settings, on at most --gpus GPUs. A --set
+    /// replaces the plan's own settings of that decision
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["model", "global_batch", "seq_len", "tokens", "headroom", "expert_imbalance", "runnable"])]
     pub from: Option<PathBuf>,
     /// Print JSON
@@ -124,7 +136,7 @@ fn ranks(text: &str) -> Result<u64, String> {
 /// What `--set` takes, decision by decision.
 fn settings_help() -> String {
     let mut text = "Pin or narrow a decision: tp=8, schedule=1f1b,gpipe, 'tp<=8'; repeatable\n\n\
-                    Decisions, by the names that plan.yaml has:\n"
+                    Decisions, by their names in plan.yaml:\n"
         .to_owned();
     for row in Decision::ALL.iter().filter(|row| row.is_set) {
         let Decision { name, values, help, .. } = row;
@@ -157,15 +169,16 @@ pub struct PlanArgs {
     /// The request.
     #[command(flatten)]
     pub request: RequestArgs,
-    /// What to make least: time, or (to 1 %) memory on the fullest rank [default: time, with --from
-    /// what its plan makes least]
+    /// What to minimize: `time`, or `memory` (peak memory, within 1 %; then time). With --from, the
+    /// default is the plan's own objective [default: time]
     #[arg(long, value_enum)]
     pub objective: Option<Objective>,
-    /// Alternatives to search for and print: the best of other tp and pp, and of other schedules,
-    /// and what more memory would buy
+    /// Number of alternatives to print: the best plans with another tp, pp or schedule. Also prints
+    /// what more memory would save
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
-    /// Look for a faster order of passes than any schedule's, where pipeline ranks have one chunk
+    /// Search for an order of passes that is faster than every named schedule. For pipelines of one
+    /// chunk per rank
     #[arg(long, value_enum)]
     pub order: Option<Order>,
     /// When to answer.
@@ -179,15 +192,15 @@ pub struct PlanArgs {
 /// When a search has to answer.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitArgs {
-    /// Seconds until the best plan so far is printed, with how far from the best possible it may
-    /// be [default: 1; 0.2 with --from; where that shows nothing and other programs had the
-    /// processors, `plan` goes on for about 15 s at most; 0.05 for `estimate` with everything set,
-    /// 0.4 for each alternative of `explain`; 60 more for --order ilp]
+    /// Stop after this many seconds and print the best plan so far with its optimality gap
+    /// [default: 1; 0.2 with --from; --order ilp has 60 of its own]
+    ///
+    /// Without this flag, a search that has found nothing on a busy machine continues, for about
+    /// 15 s at most.
     #[arg(long, value_name = "SECONDS")]
     pub time_limit: Option<f64>,
-    /// Go on until nothing can be faster, or integer programs have done all the work they are
-    /// allowed, those over every cut of the layers included (minutes for large requests); Ctrl-C
-    /// prints the best so far
+    /// Search without a time limit until the plan is proven optimal, or until the work limit of the
+    /// integer programs is reached. This can take minutes. Ctrl-C prints the best plan so far
     #[arg(long, conflicts_with = "time_limit")]
     pub prove: bool,
 }
@@ -199,12 +212,12 @@ impl LimitArgs {
     }
 }
 
-/// What a plan makes least.
+/// What a plan minimizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Objective {
-    /// The iteration's time.
+    /// Time per iteration.
     Time,
-    /// The device memory that anything fits into, to 1 %; then time.
+    /// Peak memory of the fullest rank, within 1 %; then time.
     Memory,
 }
 
@@ -220,15 +233,18 @@ impl From<Objective> for models::plan::Objective {
 /// How a plan's order of passes is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Order {
-    /// By an integer program, for small pipelines.
+    /// Integer program, for small pipelines.
     Ilp,
-    /// By zb_auto's greedy runs for the plan's own times and memory.
+    /// Heuristic: the greedy generator of zb_auto, with this plan's pass times and memory.
     Auto,
 }
 
 /// `plan estimate`.
 #[derive(Args, Debug)]
-#[command(allow_negative_numbers = true)]
+#[command(
+    allow_negative_numbers = true,
+    mut_arg("time_limit", |arg| arg.help(ESTIMATE_LIMIT).long_help(ESTIMATE_LIMIT))
+)]
 pub struct EstimateArgs {
     /// The request.
     #[command(flatten)]
@@ -253,17 +269,17 @@ pub struct CheckArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// The cluster it was made for, a file or a shipped name [default: the shipped one of the
-    /// plan's name]
+    /// The cluster it was made for: a file or a shipped name [default: the shipped cluster that the
+    /// plan names]
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
-    /// Also refuse a plan that `plan generate` cannot make a trainer of
+    /// Also refuse a plan that `plan generate` does not support
     #[arg(long)]
     pub runnable: bool,
-    /// Also verify the proof: search for anything that takes less time than it allows
+    /// Also verify the proof: search for a configuration faster than the proven bound
     #[arg(long)]
     pub proof: bool,
-    /// Seconds after which --proof gives up [default: none]
+    /// Time limit of --proof, seconds [default: none]
     #[arg(long, value_name = "SECONDS", requires = "proof")]
     pub time_limit: Option<f64>,
     /// Print JSON
@@ -297,14 +313,14 @@ pub struct ScheduleArgs {
     /// Pipeline ranks
     #[arg(long, value_name = "P", value_parser = count)]
     pub stages: usize,
-    /// Micro-batches an iteration
+    /// Micro-batches per iteration
     #[arg(long, value_name = "M", value_parser = count)]
     pub micro_batches: usize,
-    /// Another schedule to hold it against: both timelines, where each rank's time goes, and
-    /// where the faster gains
+    /// Another schedule to compare with: both timelines, where each rank's time goes, and where the
+    /// faster one gains
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
-    /// Chunks per pipeline rank [default: the fewest the schedule has on several ranks]
+    /// Chunks per pipeline rank [default: the fewest that the schedule allows on several ranks]
     #[arg(long, value_name = "V", value_parser = count)]
     pub chunks: Option<usize>,
     /// Forward pass
@@ -332,10 +348,10 @@ pub struct ScheduleArgs {
     /// stage]
     #[arg(long, value_name = "MB")]
     pub memory_limit: Option<f64>,
-    /// Look for the shortest order of zb_auto by an integer program: of makespan or stage time
+    /// Find the shortest order of zb_auto with an integer program: by makespan or by stage time
     #[arg(long, value_name = "makespan|stage")]
     pub optimal: Option<String>,
-    /// Seconds for it [default: 60]
+    /// Time limit of the integer program, seconds [default: 60]
     #[arg(long, value_name = "SECONDS", requires = "optimal")]
     pub time_limit: Option<f64>,
     /// Split the output layer over the ranks: parallel_naive, parallel_1, parallel_2 or
@@ -351,7 +367,7 @@ pub struct ScheduleArgs {
     /// Look-up in the input layer, a pass of every rank [default: 0]
     #[arg(long, value_name = "TIME")]
     pub vocab_if: Option<f64>,
-    /// Its backward [default: 0]
+    /// Backward pass of that look-up [default: 0]
     #[arg(long, value_name = "TIME")]
     pub vocab_ib: Option<f64>,
     /// Print every rank's passes in order
@@ -364,12 +380,16 @@ pub struct ScheduleArgs {
 
 /// `plan explain`.
 #[derive(Args, Debug)]
-#[command(allow_negative_numbers = true)]
+#[command(
+    allow_negative_numbers = true,
+    mut_arg("time_limit", |arg| arg.help(EXPLAIN_LIMIT).long_help(EXPLAIN_LIMIT)),
+    mut_arg("prove", |arg| arg.help(EXPLAIN_PROVE).long_help(EXPLAIN_PROVE))
+)]
 pub struct ExplainArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// The plan's cluster, where it is no shipped one
+    /// The plan's cluster, if it is not a shipped one
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: Option<String>,
     /// When to answer.
@@ -386,7 +406,7 @@ pub struct ValidateArgs {
     /// Measurements, with the columns of tests/papers/measured.csv
     #[arg(long, value_name = "FILE")]
     pub measured: PathBuf,
-    /// Print JSON, every row's prediction included
+    /// Print JSON, with the prediction of every row
     #[arg(long)]
     pub json: bool,
 }
@@ -397,15 +417,15 @@ pub struct GenerateArgs {
     /// The plan
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// Folder for the trainer: a new or an empty one, or a trainer's, whose generated files are
-    /// replaced unless they were changed
+    /// Folder for the trainer: new, empty, or of an earlier trainer. Its generated files are
+    /// replaced unless they were edited
     #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
-    /// Replace files of a trainer that were changed, too
+    /// Also replace files that were edited
     #[arg(long)]
     pub overwrite: bool,
-    /// The runtime it links with: a folder or a git URL [default: the one this program was built
-    /// beside]
+    /// The runtime to link with: a folder or a git URL [default: the one in this program's source
+    /// tree]
     #[arg(long, value_name = "PATH|GIT")]
     pub runtime: Option<String>,
 }
@@ -417,17 +437,18 @@ pub struct LaunchArgs {
     /// The trainer's folder
     #[arg(value_name = "DIR")]
     pub trainer: PathBuf,
-    /// All ranks as threads of one process, the default
+    /// Run all ranks as threads of one process. This is the default
     #[arg(long)]
     pub local: bool,
-    /// Ranks as processes of MPI, which mpirun starts
+    /// Run the ranks as processes that mpirun starts
     #[arg(long, conflicts_with = "local", requires = "processes")]
     pub mpi: bool,
-    /// Processes, as many as the plan has ranks: on this machine, over TCP, unless MPI starts them
+    /// Number of processes, which must equal the plan's ranks. They run on this machine and connect
+    /// over TCP, or over MPI with --mpi
     #[arg(short = 'n', value_name = "N", conflicts_with = "local", value_parser = ranks)]
     pub processes: Option<u64>,
-    /// On an NVIDIA GPU, which all ranks of one process share; with -n each process has a GPU of
-    /// its own, over NCCL
+    /// Train on an NVIDIA GPU, which all ranks of a process share. With -n each process has its own
+    /// GPU and connects by NCCL
     #[arg(long)]
     pub gpu: bool,
     /// The trainer's own flags
@@ -439,29 +460,29 @@ pub struct LaunchArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct CalibrateArgs {
-    /// The cluster whose other figures stay: laptop, or a file made of it; with --gpu one that has
-    /// this GPU
+    /// The cluster to start from: laptop, or a file made from it; with --gpu one that has this GPU.
+    /// What is not measured is copied from it
     #[arg(long, value_name = "FILE|NAME")]
     pub cluster: String,
-    /// Measure the GPU instead of the processor
+    /// Measure the GPU instead of the CPU
     #[arg(long)]
     pub gpu: bool,
-    /// What measure-gpu wrote on the GPU's machine, instead of measuring here
+    /// A file that measure-gpu wrote on another machine, instead of measuring here
     #[arg(long, value_name = "FILE", requires = "gpu")]
     pub measured: Option<PathBuf>,
-    /// Measure products of this model's widths, too: a file or a shipped name
+    /// Also measure matrix products of this model's widths: a file or a shipped name
     #[arg(long, value_name = "FILE|NAME", requires = "gpu", conflicts_with = "measured")]
     pub model: Option<String>,
-    /// Where training steps as measured and as predicted go, as JSON
+    /// Write measured and predicted training steps to this file, as JSON
     #[arg(long, value_name = "FILE", requires = "gpu")]
     pub steps: Option<PathBuf>,
-    /// Ranks that work at a time while it is measured [default: the cores; with --gpu 1]
+    /// Number of ranks that run at once during the measurement [default: the cores; with --gpu 1]
     #[arg(long, value_name = "N")]
     pub gpus: Option<u64>,
-    /// Where to write it [default: standard output]
+    /// Write the cluster file here [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// The runtime that is measured: a folder [default: the one this program was built beside]
+    /// The runtime to measure: a folder [default: the one in this program's source tree]
     #[arg(long, value_name = "PATH")]
     pub runtime: Option<PathBuf>,
 }

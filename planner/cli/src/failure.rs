@@ -11,7 +11,7 @@ pub enum Failure {
     Input(InputError),
     /// Nothing fits: exit code 3.
     Infeasible(String),
-    /// The time ended before anything was known: exit code 4.
+    /// The time limit was reached without a result: exit code 4.
     Undecided(&'static str),
     /// A check failed and has printed what it found: exit code 2.
     Refused,
