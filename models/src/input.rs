@@ -400,8 +400,18 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
     };
     let valid = type_in_words(expected);
     let found = quotable(source.value_at(at).trim().lines().next().unwrap_or_default());
-    let found = if found.is_empty() { "what is here".to_owned() } else { format!("`{found}`") };
-    Some((format!("{} cannot be {found}", key(source, at)), format!("valid: {valid}")))
+    let message = match (found.as_str(), without_value(source, at)) {
+        ("", Some(key)) => format!("`{}` has no value", quotable(key)),
+        ("", None) => format!("{} cannot be what is here", key(source, at)),
+        _ => format!("{} cannot be `{found}`", key(source, at)),
+    };
+    Some((message, format!("valid: {valid}")))
+}
+
+/// The key of a line that ends behind it.
+fn without_value(source: &Source, at: Location) -> Option<&str> {
+    let (key, rest) = uncommented(source.line(at.line() as usize)).split_once(':')?;
+    rest.trim().is_empty().then_some(key.trim())
 }
 
 /// Message and help for text that is no YAML, or too much of it.

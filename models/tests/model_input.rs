@@ -6,6 +6,7 @@ use models::model::{
 };
 use proptest::prelude::*;
 
+const MISSPELT: &str = "{\"model_type\": \"llama\", \"max_position_embeding\": 64}";
 const GOOD: &str = "layers: 4\nhidden: 64\nheads: 8\nffn: 176\nvocab: 512\nseq_len: 64\n";
 
 fn model(text: &str) -> Result<ModelSpec, InputError> {
@@ -202,6 +203,14 @@ fn cases() -> Vec<Case> {
             "a whole number",
         ),
         text("{\"model_type\": \"llama\"}", 1, 16, "missing required key `", "add \""),
+        text(
+            MISSPELT,
+            1,
+            16,
+            "missing required key `max_position_embeddings`",
+            "did you mean `max_position_embeding`?",
+        ),
+        text("layers: 4\nhidden: # later\n", 2, 7, "`hidden` has no value", "a whole number"),
         text("---\nlayers: 4\n---\nlayers: 5\n", 4, 1, "a second document", "one document"),
         text("just words", 1, 1, "the file cannot be", "a mapping"),
         text("layers: [1, 2\nhidden: 3", 2, 7, "cannot read this", "YAML"),

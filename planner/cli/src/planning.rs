@@ -21,6 +21,7 @@ use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory}
 use planner::answer::report::{Answer, NotRunnable};
 use planner::answer::shortage;
 use planner::answer::text::{self, bytes, line};
+use planner::answer::unsearched::faster_with;
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
 use planner::request::Task;
@@ -96,6 +97,11 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if compared {
         (answer.not_runnable, answer.not_runnable_gap) = not_runnable(&request, &answer);
     }
+    if by_time {
+        let mut progress = Progress::new();
+        answer.faster_with =
+            faster_with(&request, &answer, &mut |standing| progress.show(standing));
+    }
     let (answer, order) = reordered(&request, answer, args)?;
     if let Some(path) = &args.output {
         output::write(path, Written::Plan, &answer.plan.to_yaml()?)?;
@@ -109,6 +115,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         around += &text::runnable(&answer);
     }
     around += &text::least_memory(&answer);
+    around += &text::faster_with(&answer);
     if args.top > 0 {
         around += &binds(&request, &answer);
     }

@@ -123,6 +123,10 @@ fn request(
         pair: pair_time(args)?,
         memory: memory(args)?,
     };
+    if request.forward + request.backward + request.weight == 0.0 {
+        let error = InputError::new("--forward, --backward and --weight cannot all be 0");
+        return Err(error.help("valid: at least one above 0, in any unit"));
+    }
     within(&request)?;
     Ok(request)
 }

@@ -187,7 +187,7 @@ fn a_model_that_fits_nowhere_says_by_how_much_and_what_would_fit() {
     fails(
         words,
         3,
-        &["nothing fits", "binds", "more than there is", "optimizer", "without --set offload=none"],
+        &["nothing fits", "limit", "more than there is", "optimizer", "without --set offload=none"],
     );
 }
 

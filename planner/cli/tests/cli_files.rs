@@ -123,9 +123,9 @@ fn alternatives_are_counted() {
     let close = |more: &str| {
         let run = plan(&format!("--model llama8b --gpus 8 {more}"));
         let lines: Vec<String> = run.out.lines().map(str::to_owned).collect();
-        let first = lines.iter().position(|line| line.starts_with("close ")).unwrap();
+        let first = lines.iter().position(|line| line.starts_with("others ")).unwrap();
         let block = lines[first..].iter().take_while(|line| !line.is_empty());
-        block.filter(|line| !line.starts_with("binds")).cloned().collect::<Vec<_>>()
+        block.filter(|line| !line.starts_with("limit")).cloned().collect::<Vec<_>>()
     };
     let three = close("--top 3");
     assert!(three.len() == 3 && three.iter().all(|line| line.contains(" %")), "{three:?}");

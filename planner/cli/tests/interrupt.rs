@@ -17,7 +17,7 @@ fn an_explanation_begins_before_it_has_searched() {
         program().args(["explain", "--prove"]).arg(&file).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(explaining.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.starts_with("ranks, ")));
-    assert!(lines.any(|line| line.starts_with("considered, ")));
+    assert!(lines.any(|line| line.starts_with("alternatives: ")));
     assert!(lines.any(|line| line.starts_with("  tp ")));
     assert!(explaining.try_wait().unwrap().is_none(), "it goes on to search");
     explaining.kill().unwrap();

@@ -229,7 +229,7 @@ fn why_not(why: WhyNot) -> String {
 fn bought_row(tried: &Tried) -> String {
     let gain = tried.best.as_ref().map_or(0.0, |best| -best.slower);
     let words = match &tried.best {
-        Some(best) if gain > 1e-5 => {
+        Some(best) if gain > 5e-5 => {
             format!("{:.2} % less time: {}", 100.0 * gain, decisions(&best.decisions))
         }
         _ if tried.why_not == Some(WhyNot::Undecided) => "nothing found in the time".to_owned(),
@@ -266,7 +266,7 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
             ),
         );
         text += &line("  least", &decisions(&leanest.decisions));
-        text += &line("  its parts", &consumers(leanest, at));
+        text += &line("  memory", &consumers(leanest, at));
     }
     if found.leanest.is_none() && found.complete {
         text += &line("  limit", "host memory, with what is offloaded to it");

@@ -10,4 +10,5 @@ pub mod replan;
 pub mod report;
 pub mod shortage;
 pub mod text;
+pub mod unsearched;
 pub mod verify;

@@ -322,7 +322,7 @@ mod tests {
     /// Whatever the time: a plan that is known is not lost, nor with a replica less.
     #[test]
     fn a_known_plan_is_where_it_begins() {
-        let flags = Flags { model: "gpt2_124m".to_owned(), gpus: 16, ..Flags::default() };
+        let flags = Flags { model: "gpt_1.7b".to_owned(), gpus: 48, ..Flags::default() };
         let mut request = Request::new(&flags).expect("it is shipped");
         let outcome = search(&request.task(), &mut |_| {});
         let known = Answer::new(&request, outcome).expect("it fits").plan;
@@ -333,12 +333,12 @@ mod tests {
         assert!(found.gap > 0.0, "no test: {found:?}");
         request.deadline = Some(Instant::now());
         let own = replan(&request, &known, &mut |_| {}).expect("it is known");
-        assert_eq!(own.request.gpus, 16);
+        assert_eq!(own.request.gpus, 48);
         assert_eq!(own.outcome.best.expect("it is known").decisions, known.decisions);
         let d = &known.decisions;
         assert!(d.dp > 1, "no test: {d:?}");
-        let less = replan(&on(&request, 15), &known, &mut |_| {}).expect("replicas are left");
-        assert!(less.request.gpus < 16 && less.outcome.proof.searched_gap > 0.0);
+        let less = replan(&on(&request, 47), &known, &mut |_| {}).expect("replicas are left");
+        assert!(less.request.gpus < 48 && less.outcome.proof.searched_gap > 0.0);
         let best = less.outcome.best.expect("replicas are left");
         assert_eq!([best.decisions.tp, best.decisions.pp], [d.tp, d.pp]);
         assert!(best.priced.fits);

@@ -1,5 +1,6 @@
 //! A search's outcome as a plan and as JSON.
 
+use crate::answer::unsearched::FasterWith;
 use crate::order::choice::Ordered;
 use crate::order::vocab::timed;
 use crate::partition::Scratch;
@@ -55,6 +56,8 @@ pub struct Answer {
     pub not_runnable_gap: f64,
     /// With `--objective memory`: bytes of a device below which nothing fits.
     pub least_memory_bytes: Option<u64>,
+    /// Settings that were not searched and make it faster.
+    pub faster_with: Vec<FasterWith>,
 }
 
 /// A plan that our trainer cannot run.
@@ -129,6 +132,7 @@ impl Answer {
             not_runnable: None,
             not_runnable_gap: 0.0,
             least_memory_bytes: None,
+            faster_with: vec![],
         })
     }
 
@@ -214,6 +218,7 @@ impl Answer {
             "not_runnable": self.not_runnable,
             "not_runnable_gap": self.not_runnable_gap,
             "least_memory_bytes": self.least_memory_bytes,
+            "faster_with": self.faster_with,
             "tool": TOOL,
         })
     }
@@ -232,16 +237,18 @@ fn worst_case_bytes(request: &Request, found: &Found) -> Option<u64> {
 }
 
 /// A warning where memory is filled beyond the default headroom, and yet fits.
-pub fn memory_warning(filled: f64) -> Option<String> {
-    let near = filled <= 1.0 && filled > 1.0 - DEFAULT_HEADROOM;
-    let [percent, limit] = [filled, DEFAULT_HEADROOM].map(|share| 100.0 * share);
+pub fn memory_warning(filled: f64, headroom: f64) -> Option<String> {
+    let headroom = headroom.max(DEFAULT_HEADROOM);
+    let near = filled <= 1.0 && filled > 1.0 - headroom;
+    let [percent, limit] = [filled, headroom].map(|share| 100.0 * share);
     near.then(|| format!("memory is {percent:.1} % full: within {limit:.0} % of the limit a run may fail or slow down"))
 }
 
 /// Warnings about a plan.
 pub fn warnings(plan: &Plan) -> Vec<String> {
     let (_, memory, _) = fullest(plan);
-    memory_warning(memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64).into_iter().collect()
+    let filled = memory.total as f64 / plan.inputs.cluster.hbm_bytes as f64;
+    memory_warning(filled, plan.inputs.headroom).into_iter().collect()
 }
 
 /// The fullest pipeline rank of a plan; see [`Answer::fullest`].
@@ -369,8 +376,9 @@ mod tests {
 
     #[test]
     fn only_what_hardly_fits_is_warned_of() {
-        assert_eq!(memory_warning(0.95), None);
-        assert_eq!(memory_warning(1.001), None);
-        assert!(memory_warning(0.973).is_some_and(|text| text.contains("97.3 % full")));
+        assert_eq!(memory_warning(0.95, 0.05), None);
+        assert_eq!(memory_warning(1.001, 0.05), None);
+        assert!(memory_warning(0.973, 0.0).is_some_and(|text| text.contains("97.3 % full")));
+        assert!(memory_warning(0.84, 0.2).is_some_and(|text| text.contains("within 20 %")));
     }
 }

@@ -193,6 +193,6 @@ fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found
         let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
         let task = Task { gpus, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
         let found = search(&task, progress).best?;
-        Some((format!("--gpus {gpus}"), found))
+        Some((format!("--gpus {gpus} (fewer may do)"), found))
     })
 }

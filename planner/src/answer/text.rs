@@ -1,6 +1,7 @@
 //! Answers on one screen: aligned, without colour, units on every number.
 
 use crate::answer::report::{Alternative, Answer, fullest, warnings};
+use crate::answer::unsearched::FasterWith;
 use models::decisions::{
     Decisions, DpReduction, MoeOverlap, Offload, RankOrder, RecomputePolicy, USUAL_BUCKET_MIB,
 };
@@ -334,6 +335,23 @@ pub fn least_memory(answer: &Answer) -> String {
         ),
     };
     line("least", &text)
+}
+
+/// What a setting that was not searched would save.
+pub fn faster_with(answer: &Answer) -> String {
+    let own_s = answer.plan.predicted.iteration_s;
+    let words = |with: &FasterWith| {
+        let percent = 100.0 * (1.0 - with.iteration_s / own_s);
+        let FasterWith { setting, iteration_s } = with;
+        let time = seconds(*iteration_s);
+        line(
+            "faster",
+            &format!(
+                "--set {setting}: {time} a step, {percent:.1} % less; not searched unless set"
+            ),
+        )
+    };
+    answer.faster_with.iter().map(words).collect()
 }
 
 /// What `--runnable` costs.

@@ -117,7 +117,8 @@ fn predict(row: &Row) -> Predicted {
             answer.predicted_allocated_bytes = answer.predicted_bytes.map(|bytes| bytes - reserved);
             answer.limit_bytes = Some(setup.cluster.device.hbm_bytes);
             answer.feasible = Some(priced.fits);
-            answer.warning = memory_limit::filled(&answer).and_then(memory_warning);
+            answer.warning =
+                memory_limit::filled(&answer).and_then(|filled| memory_warning(filled, 0.0));
             answer.breakdown = Some(priced.breakdown);
         }
         Err(reason) => answer.reason = Some(reason),

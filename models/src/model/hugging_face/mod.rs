@@ -81,9 +81,18 @@ impl Reader<'_> {
         let missing =
             || self.error(&self.config.model_type, format!("missing required key `{key}`"));
         value.clone().ok_or_else(|| {
-            missing()
-                .help(format!("add \"{key}\": ... as the architecture's other checkpoints have"))
+            let help = format!("add \"{key}\": ... as the architecture's other checkpoints have");
+            let misspelt = self.misspelt(key).map(|found| format!("did you mean `{found}`? "));
+            missing().help(misspelt.unwrap_or_default() + &help)
         })
+    }
+
+    /// The key of the file that resembles one that is missing, by a letter or two.
+    fn misspelt(&self, key: &str) -> Option<String> {
+        let file: serde_json::Value = serde_json::from_str(self.source.text()).ok()?;
+        let keys: Vec<&str> = file.as_object()?.keys().map(String::as_str).collect();
+        let found = nearest(key, &keys)?;
+        (found.len().abs_diff(key.len()) <= 2).then(|| found.to_owned())
     }
 
     fn is(&self, model_type: &str) -> bool {

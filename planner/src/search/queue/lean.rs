@@ -62,8 +62,40 @@ fn full_recomputation(r: &Restrictions) -> Restrictions {
     if r.recompute.allows(RecomputePolicy::Full) {
         lean.recompute = Choice::of(&[RecomputePolicy::Full]);
     }
-    if r.micro_batch.allows(1) {
+    // `naive` has a single micro-batch, however large.
+    if r.micro_batch.allows(1) && r.schedule.allows(ScheduleName::OneFOneB) {
         lean.micro_batch = Numbers::only(1);
     }
     lean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn run_of(gpus: u64, restrictions: &Restrictions, then: impl FnOnce(&mut Run<'_>)) {
+        let model = models::model::shipped("deepseek_v3").and_then(Result::ok).expect("it reads");
+        let cluster = models::cluster::shipped("dgx_h200").and_then(Result::ok).expect("it reads");
+        let task = Task::new(&model, &cluster, gpus, restrictions);
+        then(&mut Run::new(&task, Arc::default(), 1));
+    }
+
+    #[test]
+    fn a_plan_is_found_where_memory_is_short() {
+        run_of(64, &Restrictions::default(), |run| {
+            run.search_lean_corners();
+            assert!(run.best.is_some());
+        });
+    }
+
+    /// With a single micro-batch a sequence each would be too few.
+    #[test]
+    fn corners_keep_to_what_is_asked() {
+        let r = Restrictions::parse(&["schedule=naive", "zero_stage=1", "recompute=none"]);
+        let r = r.expect("they are valid");
+        let lean = leanest(&r);
+        assert_eq!((&lean.schedule, &lean.zero_stage), (&r.schedule, &r.zero_stage));
+        assert_eq!((&lean.recompute, &lean.micro_batch), (&r.recompute, &r.micro_batch));
+    }
 }

@@ -1,0 +1,65 @@
+//! Settings that the search leaves out unless they are asked for, and that would make a plan faster.
+
+use crate::answer::report::Answer;
+use crate::pricing::cost_cache::CostCache;
+use crate::request::restrictions::{Choice, Restrictions};
+use crate::request::{Request, Task};
+use crate::search::{Found, Progress, search};
+use models::decisions::{Decisions, Offload, RecomputePolicy};
+use serde::Serialize;
+
+/// Gains below this share are not shown.
+const LEAST_GAIN: f64 = 1e-3;
+
+/// Share of the time left for a plan with activations on the host.
+const SHARE: f64 = 0.5;
+
+/// A setting with which a faster plan is known.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FasterWith {
+    /// As for `--set`.
+    pub setting: &'static str,
+    /// The time of that plan, s.
+    pub iteration_s: f64,
+}
+
+/// The settings that make an answer faster. Nothing is proven of others.
+pub fn faster_with(request: &Request, answer: &Answer, progress: Progress<'_>) -> Vec<FasterWith> {
+    let found = [post_validation(request, answer), activations(request, answer, progress)];
+    let below_s = (1.0 - LEAST_GAIN) * answer.plan.predicted.iteration_s;
+    found.into_iter().flatten().filter(|found| found.iteration_s < below_s).collect()
+}
+
+/// The plan itself with post-validation.
+fn post_validation(request: &Request, answer: &Answer) -> Option<FasterWith> {
+    let d = &answer.plan.decisions;
+    let allowed = !request.restrictions.post_validation.is_restricted();
+    let on_host = d.offload != Offload::None;
+    let possible = d.pp > 1 && d.schedule.splits_backward() && !d.vocab.over_pipeline();
+    if !allowed || !possible || d.fused_loss || on_host || d.post_validation {
+        return None;
+    }
+    let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
+    let decisions = Decisions { post_validation: true, ..d.clone() };
+    let Found { priced, .. } = Found::new(&cache, decisions, answer.placed.clone())?;
+    let setting = "post_validation=true";
+    priced.fits.then_some(FasterWith { setting, iteration_s: priced.iteration_s })
+}
+
+/// The fastest plan that is found in the time left with activations on the host, where the plan
+/// recomputes for lack of memory.
+fn activations(request: &Request, answer: &Answer, progress: Progress<'_>) -> Option<FasterWith> {
+    let asked = &request.restrictions;
+    let short = answer.plan.decisions.recompute != RecomputePolicy::None;
+    if !short || asked.offload.is_restricted() || request.task().is_stopped() {
+        return None;
+    }
+    let restrictions =
+        Restrictions { offload: Choice::of(&[Offload::Activations]), ..asked.clone() };
+    let (cutoff_s, every_cut_work) = (answer.plan.predicted.iteration_s, 0);
+    let until = request.task().until.share(SHARE);
+    let task =
+        Task { restrictions: &restrictions, cutoff_s, every_cut_work, until, ..request.task() };
+    let Found { priced, .. } = search(&task, progress).best?;
+    Some(FasterWith { setting: "offload=activations", iteration_s: priced.iteration_s })
+}
