@@ -315,8 +315,8 @@ fn mesh(mesh: &Mesh) -> Value {
     json!({ "tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp, "pp": mesh.pp, "order": order })
 }
 
-/// The degrees of a split, whose product is the number of ranks, and those of experts, which lie
-/// over the same ranks.
+/// The degrees of a split, whose product is the number of ranks, and those of experts, which divide
+/// the same ranks.
 fn degrees(program: &Program) -> Vec<String> {
     let Mesh { tp, cp, pp, dp, .. } = program.mesh;
     let (ep, etp) = program.experts.map_or((1, 1), |split| (split.ep, split.etp));
@@ -327,7 +327,7 @@ fn degrees(program: &Program) -> Vec<String> {
     let experts: Vec<String> =
         [("ep", ep), ("etp", etp)].into_iter().filter_map(over_one).collect();
     if !experts.is_empty() {
-        all.push(format!("over these {}", experts.join(" and ")));
+        all.push(format!("experts: {} inside tp·cp·dp", experts.join(", ")));
     }
     all
 }
