@@ -75,9 +75,9 @@ fn is_said_elsewhere(error: &Error) -> bool {
 fn is_said_by_another(error: &Error, rank: usize) -> bool {
     match error {
         Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
-        Error::Comm(CommError::Lost { peer, .. } | CommError::Aborted { peer, .. }) => {
-            rank != usize::from(peer.rank == 0)
-        }
+        Error::Comm(CommError::Lost { peer, .. }) => rank != usize::from(peer.rank == 0),
+        // The rank that gave up has said why, unless it is silent itself.
+        Error::Comm(CommError::Aborted { peer, .. }) => rank > 0 || peer.rank == 0,
         _ => false,
     }
 }
@@ -308,7 +308,13 @@ mod tests {
         let gave_up =
             |rank| Error::Comm(CommError::Aborted { peer: peer(rank), reason: String::new() });
         assert_eq!(silent(&gave_up(2)), [false, true, true, true]);
-        assert_eq!(silent(&gave_up(0)), [true, false, true, true]);
+        assert_eq!(silent(&gave_up(0)), [true; 4]);
+        let lost = |rank| {
+            let (group, call) = (String::new(), String::new());
+            Error::Comm(CommError::Lost { peer: peer(rank), by: 1, group, call })
+        };
+        assert_eq!(silent(&lost(2)), [false, true, true, true]);
+        assert_eq!(silent(&lost(0)), [true, false, true, true]);
         assert_eq!(silent(&Error::Interrupted { steps: 1 }), [false, true, true, true]);
         assert_eq!(silent(&Error::NotStarted), [false; 4]);
     }
