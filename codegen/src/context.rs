@@ -392,3 +392,16 @@ fn recompute(layers: &[Recompute]) -> Vec<Value> {
         .map(|run| json!({ "what": name(run[0]), "layers": run.len() }))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_groups_are_shortened() {
+        let mesh = |dp| Mesh { tp: 1, cp: 1, dp, pp: 2, order: RankOrder::DpInner };
+        let ranks = |dp| groups(&mesh(dp))[0]["ranks"].clone();
+        assert_eq!(ranks(8), json!(["0 1 2 3 4 5 6 7", "8 9 10 11 12 13 14 15"]));
+        assert_eq!(ranks(16), json!(["0 1 ... 15", "16 17 ... 31"]));
+    }
+}

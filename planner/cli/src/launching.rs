@@ -213,9 +213,9 @@ fn folder_hash(manifest: &Path) -> u64 {
     hasher.finish()
 }
 
-/// The package's name, which is also its program's unless its user has added others.
+/// The package's name, which is also its program's unless the manifest says otherwise.
 fn package_name(manifest: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(manifest).ok()?;
+    let text = std::fs::read_to_string(manifest).ok().filter(|text| !text.contains("[[bin]]"))?;
     let mut lines = text.lines().skip_while(|line| line.trim() != "[package]");
     let name = lines.find_map(|line| line.strip_prefix("name = \""))?;
     Some(name.split('"').next()?.to_owned())

@@ -53,7 +53,10 @@ const BUSY: &str = "another run, or another flag of this one, writes this file";
 /// Refuses outputs that are also inputs: their data would be lost.
 fn refuse_inputs(flags: &Flags) -> Result<(), Error> {
     let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
-    let data = [flags.data.clone(), flags.data.with_extension("idx")];
+    let data = match flags.data.extension().is_some_and(|of| of == "bin" || of == "idx") {
+        true => vec![flags.data.with_extension("bin"), flags.data.with_extension("idx")],
+        false => vec![flags.data.clone()],
+    };
     let checkpoint = flags.init_from.as_deref().map(|path| match path.is_dir() {
         true => agreement::weights(path).unwrap_or_default(),
         false => vec![path.to_owned()],
