@@ -1,7 +1,7 @@
 //! Values for the templates: a plan's program as plain data.
 
 use crate::RuntimeSource;
-use crate::lower::{LATENT_EPS, Sizes, Width};
+use crate::lower::{Block, LATENT_EPS, Sizes, Width};
 use crate::print::{Kind, Printer, float, last_takes_table, shard};
 use models::decisions::{AuxScope, CpStyle, DpReduction, Dtype, MoeOverlap, Offload, RankOrder};
 use models::formulas::flops::training_flops;
@@ -13,7 +13,7 @@ use models::schedule::{StageLayout, write_passes};
 use models::shapes;
 use serde_json::{Value, json};
 
-/// Ranks of a group that the README lists.
+/// Groups that the README lists, and ranks of each.
 const GROUPS_SHOWN: usize = 8;
 
 /// All values, by the names that the templates use.
@@ -53,6 +53,8 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "tokens": program.global_batch() * program.seq_len(),
         "global_batch": program.global_batch(),
         "mesh": mesh(&program.mesh),
+        "degrees": degrees(program),
+        "has_dense": printer.blocks().contains(&Block::Dense),
         "groups": groups(&program.mesh),
         "moe": moe(program),
         "sequence_parallel": sizes.sequence_parallel,
@@ -313,6 +315,23 @@ fn mesh(mesh: &Mesh) -> Value {
     json!({ "tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp, "pp": mesh.pp, "order": order })
 }
 
+/// The degrees of a split, whose product is the number of ranks, and those of experts, which divide
+/// the same ranks.
+fn degrees(program: &Program) -> Vec<String> {
+    let Mesh { tp, cp, pp, dp, .. } = program.mesh;
+    let (ep, etp) = program.experts.map_or((1, 1), |split| (split.ep, split.etp));
+    let over_one = |(name, n): (&str, u64)| (n > 1).then(|| format!("{name} {n}"));
+    let mut all = vec![format!("tp {tp}")];
+    all.extend(over_one(("cp", cp)));
+    all.extend([format!("pp {pp}"), format!("dp {dp}")]);
+    let experts: Vec<String> =
+        [("ep", ep), ("etp", etp)].into_iter().filter_map(over_one).collect();
+    if !experts.is_empty() {
+        all.push(format!("experts: {} inside tp·cp·dp", experts.join(", ")));
+    }
+    all
+}
+
 /// Ranks of the first groups along each axis with more than one rank.
 fn groups(mesh: &Mesh) -> Vec<Value> {
     let axes = [
@@ -326,7 +345,11 @@ fn groups(mesh: &Mesh) -> Vec<Value> {
         let stride = mesh.stride(axis);
         let firsts = (0..world).filter(|rank| (rank / stride).is_multiple_of(size));
         let group = |first: u64| {
-            (0..size).map(|i| (first + i * stride).to_string()).collect::<Vec<_>>().join(" ")
+            let rank = |i: u64| (first + i * stride).to_string();
+            match size <= GROUPS_SHOWN as u64 {
+                true => (0..size).map(rank).collect::<Vec<_>>().join(" "),
+                false => format!("{} {} ... {}", rank(0), rank(1), rank(size - 1)),
+            }
         };
         let shown: Vec<String> = firsts.take(GROUPS_SHOWN).map(group).collect();
         let few = (0..size.min(GROUPS_SHOWN as u64)).map(|i| (i * stride).to_string());
@@ -368,4 +391,17 @@ fn recompute(layers: &[Recompute]) -> Vec<Value> {
         .chunk_by(|a, b| a == b)
         .map(|run| json!({ "what": name(run[0]), "layers": run.len() }))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_groups_are_shortened() {
+        let mesh = |dp| Mesh { tp: 1, cp: 1, dp, pp: 2, order: RankOrder::DpInner };
+        let ranks = |dp| groups(&mesh(dp))[0]["ranks"].clone();
+        assert_eq!(ranks(8), json!(["0 1 2 3 4 5 6 7", "8 9 10 11 12 13 14 15"]));
+        assert_eq!(ranks(16), json!(["0 1 ... 15", "16 17 ... 31"]));
+    }
 }

@@ -69,10 +69,20 @@ pub enum Error {
     /// Another rank cannot read the data of a step; its own message says why.
     #[error("rank {rank} cannot read the data of step {step}; its message says why")]
     Unread {
-        /// The step, 0-based.
+        /// The step, counted from 1.
         step: u64,
         /// The world rank.
         rank: u64,
+    },
+    /// Metrics that could not be written, of a run that went on without them.
+    #[error("--metrics: {path}: {lines} lines are missing: {source}")]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// Lines that are missing.
+        lines: u64,
+        /// The system's first error.
+        source: std::io::Error,
     },
     /// The user ended the run.
     #[error("interrupted: {steps} steps are done, and what was asked for is written")]
@@ -87,10 +97,14 @@ pub enum Error {
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),
     /// A loss or norm that is not finite: the run cannot go on.
-    #[error("step {step}: the {what} is {value}; the run stops before it spoils the weights")]
+    #[error(
+        "step {step} of {steps}: the {what} is {value}; the run stops before it spoils the weights"
+    )]
     NotFinite {
-        /// The step, 0-based.
+        /// The step, counted from 1.
         step: u64,
+        /// Steps that were asked for.
+        steps: u64,
         /// Loss or gradient norm.
         what: &'static str,
         /// What it is.
@@ -107,6 +121,16 @@ impl Error {
     /// A file of the user's that cannot be opened.
     pub(crate) fn unopened(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |source| Self::file(path, source.to_string())
+    }
+
+    /// A problem with a file that a flag names.
+    pub(crate) fn of_flag(self, flag: &'static str) -> Self {
+        match self {
+            Self::File { path, problem } => {
+                Self::Flag { flag, problem: format!("{}: {problem}", path.display()) }
+            }
+            other => other,
+        }
     }
 
     /// The system's error about a file.

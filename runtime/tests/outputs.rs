@@ -108,7 +108,7 @@ fn a_file_stays_until_another_takes_its_place() {
 }
 
 #[test]
-fn metrics_that_can_no_longer_be_written_do_not_end_the_run() {
+fn metrics_that_can_no_longer_be_written_fail_the_run_at_its_end() {
     let folder = Folder::new("pipe");
     let (pipe, weights) = (folder.file("pipe"), folder.file("w"));
     mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -120,10 +120,78 @@ fn metrics_that_can_no_longer_be_written_do_not_end_the_run() {
     assert!(line.starts_with("{\"step\":0"), "{line}");
     // Nobody reads the rest.
     let (code, said) = ended(child);
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(code, Some(1), "{said}");
     assert_eq!(said.matches("the run goes on").count(), 1, "{said}");
-    assert!(said.contains("Broken pipe") && said.contains("lines are missing"), "{said}");
+    let lacks = format!("error: --metrics: {}: ", pipe.display());
+    assert!(said.contains(&lacks) && said.contains("lines are missing: Broken pipe"), "{said}");
+    assert!(said.contains("wrote     ") && !said.contains("(--metrics)"), "{said}");
     assert!(TensorFile::open(&weights).is_ok());
+}
+
+#[test]
+fn inputs_are_not_written() {
+    let folder = Folder::new("inputs");
+    let (tokens, weights) = (folder.file("t.safetensors"), folder.file("model.safetensors"));
+    std::fs::copy(golden_tokens(), &tokens).unwrap();
+    std::fs::copy(golden_data().join("model.safetensors"), &weights).unwrap();
+    let link = folder.file("link");
+    std::os::unix::fs::symlink(&tokens, &link).unwrap();
+    for flag in WRITTEN_AT_THE_END.into_iter().chain(["--metrics"]) {
+        for (path, of) in [(&tokens, "--data"), (&link, "--data"), (&weights, "--init-from")] {
+            let mut command = trainer_runs::trainer();
+            command.args(["--steps", "1"]).arg("--data").arg(&tokens).arg(flag).arg(path);
+            let (code, said) = run(command
+                .arg("--init-from")
+                .arg(folder.path())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped()));
+            assert_eq!(code, Some(2), "{said}");
+            let refused = format!("error: {flag}: {} is read by {of}; valid: ", path.display());
+            assert!(said.starts_with(&refused), "{said}");
+        }
+    }
+}
+
+/// What a run says of its flags: each with a part of what it says, and its exit code.
+#[test]
+fn flags_that_cannot_be_meant_are_named() {
+    let folder = Folder::new("flags");
+    let data = many_tokens(folder.path());
+    let (missing, no_index) = (folder.file("x.bin"), folder.file("y.bin"));
+    std::fs::write(&no_index, [0; 100]).unwrap();
+    let place = folder.path();
+    let [data, missing, no_index, place] =
+        [&data, &missing, &no_index, place].map(|path| path.display().to_string());
+    let cases: [(&[&str], i32, String); 11] = [
+        (&["--lr", "-1"], 2, "--lr: valid: 0 or more".to_owned()),
+        (&["--clip", "-1"], 2, "--clip: valid: above 0, or 0 for none".to_owned()),
+        (&["--steps", "-3"], 2, "'-3' for '--steps <STEPS>': valid: a whole number".to_owned()),
+        (&["--cuda-graphs", "always"], 2, "--cuda-graphs: `always` has no effect".to_owned()),
+        (&["--data", &missing], 2, format!("--data: {missing}: No such file")),
+        (&["--data", &no_index], 2, format!("--data: {}: No such file", missing_index(&no_index))),
+        (&["--data", &place], 2, format!("--data: {place}: it is a directory; valid: ")),
+        (&["--init-from", "/nonexistent"], 2, "--init-from: /nonexistent: No such".to_owned()),
+        (&["--lr-warmup", "2"], 0, "note: --lr-warmup 2 is more than --steps 1".to_owned()),
+        (&["--steps", "80"], 0, format!("note: one pass over {data} has 78.0 steps (624 samples")),
+        (&["--steps", "1"], 0, String::new()),
+    ];
+    for (flags, expected, says) in cases {
+        let mut command = trainer_runs::trainer();
+        command.args(["--threads", "4"]).stdout(Stdio::null()).stderr(Stdio::piped());
+        for (flag, value) in [("--steps", "1"), ("--data", &data)] {
+            if !flags.contains(&flag) {
+                command.args([flag, value]);
+            }
+        }
+        let (code, said) = run(command.args(flags));
+        assert_eq!(code, Some(expected), "{flags:?}: {said}");
+        assert!(said.contains(&says), "{flags:?}: {said}");
+        assert!(!says.is_empty() || !said.contains("note: "), "{said}");
+    }
+}
+
+fn missing_index(bin: &str) -> String {
+    bin.replace(".bin", ".idx")
 }
 
 #[test]
@@ -138,6 +206,7 @@ fn a_second_run_does_not_write_into_the_files_of_the_first() {
         let (code, said) = run(trainer(&[], &data, 400).arg(flag).arg(path));
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains(flag) && said.contains("another run"), "{said}");
+        assert_eq!(said.matches("valid: ").count(), 1, "{said}");
     }
     assert!(count_lines(&metrics) < 400, "the first run had ended");
     let (code, said) = ended(first);
@@ -192,8 +261,11 @@ fn weights_before_a_bad_token_are_written() {
     let split = [("TP", "2"), ("PP", "2"), ("DP", "2")];
     let (code, said) = run(trainer(&split, &data, 20).arg("--dump-weights").arg(&weights));
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("the weights behind step 1 are in"), "{said}");
-    assert!(said.contains("sample 23 has the id 99999"), "{said}");
+    assert!(said.contains("the weights behind step 2 are in"), "{said}");
+    assert!(
+        said.contains("spoiled.safetensors: tokens[2, 7, 5] is 99999; valid: 0 to 514"),
+        "{said}"
+    );
     assert!(std::fs::read(&weights).unwrap() == weights_behind(&folder, 2, &split, &[]));
 }
 
@@ -208,7 +280,10 @@ fn weights_before_a_bad_token_are_written_by_processes() {
     for child in [start(0), start(1)] {
         let (code, said) = ended(child);
         assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains("sample 23 has the id 99999"), "{said}");
+        assert!(
+            said.contains("spoiled.safetensors: tokens[2, 7, 5] is 99999; valid: 0 to 514"),
+            "{said}"
+        );
     }
     assert!(std::fs::read(&weights).unwrap() == weights_behind(&folder, 2, &split, &[]));
 }
@@ -222,8 +297,9 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
         let mut command = trainer(&split, &golden_tokens(), 20);
         let (code, said) = run(command.args(wild).arg("--dump-weights").arg(&weights));
         assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains("stops before it spoils the weights"), "{said}");
-        assert!(said.contains("the weights behind step 0 are in"), "{said}");
+        let stops = "step 2 of 20: the ";
+        assert!(said.contains(stops) && said.contains("stops before it spoils"), "{said}");
+        assert!(said.contains("the weights behind step 1 are in"), "{said}");
         let reference = weights_behind(&folder, 1, &split, &wild);
         assert!(std::fs::read(&weights).unwrap() == reference, "{ahead:?}");
     }
@@ -254,8 +330,7 @@ fn a_replica_that_is_lost_leaves_the_weights_of_the_other() {
     let step = said.split("the weights behind step ").nth(1).expect(&said);
     let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
     let path = folder.file("reference");
-    let steps = step + 1;
-    let (code, said) = run(trainer(&split, &data, steps).arg("--dump-weights").arg(&path));
+    let (code, said) = run(trainer(&split, &data, step).arg("--dump-weights").arg(&path));
     assert_eq!(code, Some(0), "{said}");
     assert!(std::fs::read(path).unwrap() == std::fs::read(folder.file("w")).unwrap());
 }

@@ -182,7 +182,7 @@ const UNSEEN: [(&str, &str, Replacement, &str); 5] = [
         BLOCKS,
         "two replicas are taken for four",
         ("layer.rs", "parameters: Parameters<Sharded<2>>", "parameters: Parameters<Sharded<4>>"),
-        "the program is compiled for 4 replicas of these parameters, there are 2",
+        "replicas of these parameters, there are 2; valid: `Parameters<Sharded<2>>`",
     ),
     (
         BALANCED,

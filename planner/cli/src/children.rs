@@ -2,6 +2,7 @@
 //! however it ends.
 
 use crate::failure::Failure;
+use crate::output::say;
 use models::input::InputError;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -57,27 +58,32 @@ pub fn start(command: &mut Command, what: &str, help: &str) -> Result<Child, Fai
 /// the first lets the trainers end in their own way, the second ends them at once.
 pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), Failure> {
     let mut running = Vec::with_capacity(commands.len());
-    for mut command in commands {
+    let several = commands.len() > 1;
+    for (rank, mut command) in commands.into_iter().enumerate() {
         let what = command.get_program().to_string_lossy().into_owned();
         // The pipe closes when this process ends, even if it is killed.
         command.env(ENDS_WITH_INPUT.0, ENDS_WITH_INPUT.1).stdin(Stdio::piped());
         in_own_group(&mut command);
-        running.push(start(&mut command, &what, help)?);
+        let name = if several { format!("rank {rank}") } else { "the trainer".to_owned() };
+        running.push((name, start(&mut command, &what, help)?));
     }
-    let (mut passed_on, mut last_signal, mut failed) = (0, None, None);
+    let (mut passed_on, mut last_signal, mut failed, mut killed) = (0, None, None, false);
     let mut first_code = 0;
     while !running.is_empty() {
         if asked.times() > passed_on {
             passed_on += 1;
             last_signal = Some(Instant::now());
-            running.iter_mut().for_each(ask);
+            running.iter_mut().for_each(|(_, child)| ask(child));
         }
         let mut still = Vec::with_capacity(running.len());
-        for mut child in running {
+        for (name, mut child) in running {
             match child.try_wait().map_err(|error| Failure::Bug(error.into()))? {
-                None => still.push(child),
+                None => still.push((name, child)),
                 Some(status) if status.success() => {}
                 Some(status) => {
+                    if let Some(signal) = signal(status).filter(|_| passed_on == 0 && !killed) {
+                        say(&format!("error: {name} was ended by {}", in_words(signal)));
+                    }
                     failed.get_or_insert_with(|| {
                         first_code = exit_code(status, passed_on > 0);
                         Instant::now()
@@ -87,8 +93,9 @@ pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), 
         }
         let over = |since: Option<Instant>, limit| since.is_some_and(|t| t.elapsed() > limit);
         if over(failed, GRACE) || (passed_on > 1 && over(last_signal, KILL_AFTER)) {
+            killed = true;
             // Killing fails if the process has just ended, which is fine.
-            still.iter_mut().for_each(|child| drop(child.kill()));
+            still.iter_mut().for_each(|(_, child)| drop(child.kill()));
         }
         running = still;
         std::thread::sleep(LOOK_EVERY);
@@ -99,17 +106,36 @@ pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), 
     }
 }
 
-/// The trainer's own exit code. For a process ended by a signal it is that of a shell, 128 plus the
-/// signal, or that of an interrupted run if this process passed the signal on.
+/// The trainer's own exit code; for a process ended by a signal that of an interrupted run if this
+/// process passed the signal on, else 1.
 fn exit_code(status: ExitStatus, interrupted: bool) -> u8 {
-    #[cfg(unix)]
-    let signal = std::os::unix::process::ExitStatusExt::signal(&status).map(|signal| 128 + signal);
-    #[cfg(not(unix))]
-    let signal = None;
-    match (status.code(), signal) {
-        (None, Some(_)) if interrupted => INTERRUPTED,
-        (code, signal) => code.or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
+    match status.code() {
+        None if interrupted => INTERRUPTED,
+        code => code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1),
     }
+}
+
+/// The signal that ended a process.
+#[cfg(unix)]
+fn signal(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn signal(_: ExitStatus) -> Option<i32> {
+    None
+}
+
+/// A signal by number, and by name where that helps.
+fn in_words(signal: i32) -> String {
+    let name = match signal {
+        6 => "SIGABRT",
+        9 => "SIGKILL; out of memory?",
+        11 => "SIGSEGV",
+        15 => "SIGTERM",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
 }
 
 /// Puts the process into a group of its own. Ctrl-C reaches a terminal's whole process group, and

@@ -7,7 +7,7 @@ use codegen::escape::shell;
 use codegen::{GenerateError, RuntimeSource, generate};
 use models::input::{InputError, Source, in_words};
 use models::plan::Plan;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -25,14 +25,19 @@ pub fn run(args: &GenerateArgs) -> Result<(), Failure> {
     for path in files.keys() {
         no_link(&args.output, Path::new(path))?;
     }
+    let before = generated_before(&args.output, &runtime);
     if !args.overwrite {
-        keeps_changes(&args.output, &files, &runtime)?;
+        keeps_changes(&args.output, &files, &before)?;
     }
     // The file by which the folder is recognized is written first.
     let (known_by, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| **path == MANIFEST);
     for (path, text) in known_by.into_iter().chain(others) {
         write(&args.output.join(path), text)?;
+    }
+    for path in before.keys().filter(|path| !files.contains_key(*path)) {
+        // It may have been removed already.
+        let _missing = fs::remove_file(args.output.join(path));
     }
     let folder = args.output.display();
     let word = shell(&folder.to_string());
@@ -82,26 +87,32 @@ fn is_trainer(manifest: &Path) -> bool {
     hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// Refuses to replace files that are neither as they will be written nor as the plan beside them
-/// has them. Cargo itself changes the lock file.
+/// The files of the plan in a folder, if it holds a trainer: those that were generated, unless by
+/// another version.
+fn generated_before(folder: &Path, runtime: &RuntimeSource) -> BTreeMap<&'static str, String> {
+    let plan = Source::open(folder.join("plan.yaml")).ok();
+    let files =
+        plan.and_then(|source| generate(&Plan::read(&source).ok()?, source.text(), runtime).ok());
+    files.unwrap_or_default()
+}
+
+/// Refuses to replace or remove files that are neither as they will be written nor as they were
+/// `before`. Cargo itself changes the lock file.
 fn keeps_changes(
     folder: &Path,
     files: &BTreeMap<&'static str, String>,
-    runtime: &RuntimeSource,
+    before: &BTreeMap<&'static str, String>,
 ) -> Result<(), InputError> {
-    let before = Source::open(folder.join("plan.yaml")).ok();
-    let before =
-        before.and_then(|source| generate(&Plan::read(&source).ok()?, source.text(), runtime).ok());
-    let before = before.unwrap_or_default();
     let is_changed = |path: &&&'static str| {
         let Ok(found) = fs::read(folder.join(path)) else { return false };
         let as_written = |of: &BTreeMap<&'static str, String>| {
             of.get(**path).is_some_and(|text| alike(text, &String::from_utf8_lossy(&found)))
         };
-        !as_written(files) && !as_written(&before)
+        !as_written(files) && !as_written(before)
     };
-    let changed: Vec<_> =
-        files.keys().filter(|path| **path != "Cargo.lock").filter(is_changed).copied().collect();
+    let paths: BTreeSet<_> = files.keys().chain(before.keys()).collect();
+    let changed = paths.into_iter().filter(|path| **path != "Cargo.lock").filter(is_changed);
+    let changed: Vec<&str> = changed.copied().collect();
     if changed.is_empty() {
         return Ok(());
     }

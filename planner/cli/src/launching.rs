@@ -5,9 +5,11 @@ use crate::children::{Asked, run_all, start};
 use crate::failure::Failure;
 use crate::output::say;
 use codegen::escape::shell;
+use models::decisions::Dtype;
 use models::input::{InputError, Source};
 use models::plan::Plan;
 use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,6 +39,9 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     let plan = args.trainer.join("plan.yaml");
     if let Some(processes) = args.processes {
         check_processes(&plan, processes)?;
+    }
+    if args.gpu {
+        trains_on_gpus(&plan)?;
     }
     note_missing_data(args);
     let trainer = built(args, &manifest)?;
@@ -96,6 +101,19 @@ fn check_processes(plan: &Path, processes: u64) -> Result<(), Failure> {
     }
     let message = format!("-n {processes}: {} is for {ranks} ranks", plan.display());
     Err(InputError::new(message).help(format!("valid: -n {ranks}")).into())
+}
+
+/// Refuses a plan in numbers that GPUs do not train with, before anything is built.
+fn trains_on_gpus(plan: &Path) -> Result<(), Failure> {
+    // The trainer itself refuses where this file cannot be read.
+    let read = Source::open(plan).and_then(|source| Plan::read(&source));
+    if read.is_ok_and(|plan| plan.decisions.dtype == Dtype::F64) {
+        let message = format!("--gpu: {} has dtype f64", plan.display());
+        return Err(InputError::new(message)
+            .help("valid on a GPU: a plan with --set dtype=bf16 or f32; or leave out --gpu")
+            .into());
+    }
+    Ok(())
 }
 
 /// Says, before a build that takes minutes, that the trainer is not told what to train on. It is no
@@ -168,8 +186,12 @@ fn built(args: &LaunchArgs, manifest: &Path) -> Result<PathBuf, Failure> {
 fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--release", "--message-format=json-render-diagnostics"]);
+    command.args(["rustc", "--release", "--message-format=json-render-diagnostics"]);
     command.arg("--manifest-path").arg(manifest).args(more).stdout(Stdio::piped());
+    if let Some(name) = package_name(manifest) {
+        command.args(["--bin", &name]);
+    }
+    command.args(["--", "-C", &format!("metadata={:016x}", folder_hash(manifest))]);
     let rust = "install Rust (https://rustup.rs), or put cargo on the PATH";
     let output = start(&mut command, "cargo", rust)?.wait_with_output();
     let output = output.map_err(|error| Failure::Bug(error.into()))?;
@@ -180,7 +202,41 @@ fn build(manifest: &Path, more: &[&str]) -> Result<Option<PathBuf>, Failure> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut programs =
         messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    Ok(programs.next_back())
+    Ok(programs.next_back().map(own_file))
+}
+
+/// Distinguishes trainers of one name and version that share a target folder. Cargo itself takes
+/// one for the other, and whichever was built last for both.
+fn folder_hash(manifest: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    std::fs::canonicalize(manifest).unwrap_or_else(|_| manifest.to_owned()).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The package's name, which is also its program's unless the manifest says otherwise.
+fn package_name(manifest: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(manifest).ok().filter(|text| !text.contains("[[bin]]"))?;
+    let mut lines = text.lines().skip_while(|line| line.trim() != "[package]");
+    let name = lines.find_map(|line| line.strip_prefix("name = \""))?;
+    Some(name.split('"').next()?.to_owned())
+}
+
+/// The program under the name that only this folder's has. Cargo links it to `program`, which the
+/// next trainer of this name replaces, maybe before all ranks are started.
+#[cfg(unix)]
+fn own_file(program: PathBuf) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let inode = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let known = inode(&program);
+    let entries = std::fs::read_dir(program.with_file_name("deps")).into_iter().flatten();
+    let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let own = paths.find(|path| known.is_some() && inode(path) == known);
+    own.unwrap_or(program)
+}
+
+#[cfg(not(unix))]
+fn own_file(program: PathBuf) -> PathBuf {
+    program
 }
 
 fn not_built(mpi: bool) -> Failure {

@@ -50,6 +50,31 @@ fn a_changed_trainer_is_not_overwritten() {
     assert!(!fs::read_to_string(&main).unwrap().contains("// mine"));
 }
 
+/// Stages of two ranks, then the one of a single rank.
+#[test]
+fn files_of_the_trainer_before_are_removed() {
+    let (two, one) = (small("two.yaml", ""), scratch("one.yaml"));
+    let words = "--model tiny --cluster laptop --gpus 1";
+    assert_eq!(plan(&format!("{words} -o {}", one.display())).code, 0);
+    let folder = scratch("fewer-files");
+    let generate = |file: &Path, more: &str| {
+        plan(&format!("generate {} -o {} {more}", file.display(), folder.display()))
+    };
+    let has = |name: &str| folder.join("src").join(name).exists();
+    for more in ["", "--overwrite"] {
+        assert_eq!(generate(&two, more).code, 0);
+        assert!(has("first.rs") && has("last.rs") && !has("only.rs"));
+        fs::write(folder.join("src/mine.rs"), "").unwrap();
+        assert_eq!(generate(&one, more).code, 0);
+        assert!(has("only.rs") && has("mine.rs") && !has("first.rs") && !has("last.rs"));
+    }
+    assert_eq!(generate(&two, "").code, 0);
+    append(&folder.join("src/last.rs"), "// mine\n");
+    let refused = generate(&one, "");
+    assert!(refused.code == 2 && refused.err.contains("src/last.rs would be"), "{refused:?}");
+    assert!(has("first.rs") && has("last.rs"));
+}
+
 /// A cluster file that kept the name of the shipped one it was made from.
 #[test]
 fn a_plan_of_another_cluster_of_its_name_is_noticed() {

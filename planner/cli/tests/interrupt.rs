@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 fn an_explanation_begins_before_it_has_searched() {
     let file = std::env::temp_dir().join(format!("explained-{}.yaml", std::process::id()));
     let program = || Command::new(env!("CARGO_BIN_EXE_plan"));
-    let words = ["--model", "llama70b", "--gpus", "16384", "--time-limit", "1000", "-o"];
+    let words = ["--model", "llama70b", "--gpus", "16384", "--time-limit", "5", "-o"];
     assert!(program().args(words).arg(&file).stdout(Stdio::null()).status().unwrap().success());
     let mut explaining =
         program().args(["explain", "--prove"]).arg(&file).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(explaining.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.any(|line| line.starts_with("ranks, ")));
+    assert!(lines.any(|line| line.starts_with("ranks in ")));
     assert!(lines.any(|line| line.starts_with("alternatives: ")));
     assert!(lines.any(|line| line.starts_with("  tp ")));
     assert!(explaining.try_wait().unwrap().is_none(), "it goes on to search");

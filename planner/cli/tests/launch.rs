@@ -168,12 +168,22 @@ echo '   Compiling trainer v0.1.0' >&2
 /// Launches a trainer that ends at once; gives standard output and the lines of standard error.
 fn said(folder: &Path, flags: &[&str]) -> (String, Vec<String>) {
     script(&folder.join("trainer"), "#!/bin/sh\necho trained\n");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plan"));
-    command.arg("launch").arg(folder).args(flags).env("CARGO", folder.join("cargo"));
-    let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output().unwrap();
-    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    assert!(status.success(), "{err}");
+    let (code, out, err) = output(launch(folder, flags).env("CARGO", folder.join("cargo")));
+    assert_eq!(code, Some(0), "{err}");
     (out, err.lines().map(str::to_owned).collect())
+}
+
+fn launch(folder: &Path, flags: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plan"));
+    command.arg("launch").arg(folder).args(flags).stdin(Stdio::null());
+    command
+}
+
+/// Exit code, standard output and standard error.
+fn output(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let [out, err] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (status.code(), out, err)
 }
 
 /// A folder whose trainer is built by [`CARGO`].
@@ -222,4 +232,64 @@ fn a_launch_says_how_ranks_are_started() {
         without_plan.last().unwrap(),
         "starting ranks as threads of one process, on the CPU"
     );
+}
+
+#[test]
+fn a_rank_that_was_killed_is_named() {
+    let folder = trainer();
+    script(
+        &folder.join("trainer"),
+        "#!/bin/sh\n[ \"$RANK\" = 2 ] && kill -KILL $$\nsleep 0.2\nexit 1\n",
+    );
+    let mut command = launch(&folder, &["-n", "4"]);
+    let (code, _, said) = output(command.env("CARGO", folder.join("cargo")));
+    assert_eq!(code, Some(1), "{said}");
+    let line = "\nerror: rank 2 was ended by signal 9 (SIGKILL; out of memory?)\n";
+    assert_eq!(said.matches("was ended").count(), 1, "{said}");
+    assert!(said.contains(line), "{said}");
+}
+
+#[test]
+fn a_plan_that_no_gpu_trains_is_refused_before_it_is_built() {
+    let folder = trainer();
+    let path = folder.join("plan.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let dtype = text.lines().find(|line| line.trim().starts_with("dtype: ")).unwrap();
+    std::fs::write(&path, text.replace(dtype, "  dtype: f64")).unwrap();
+    let mut command = launch(&folder, &["--gpu", "--", "--data=tokens.bin"]);
+    let (code, _, said) = output(command.env("CARGO", folder.join("cargo")));
+    assert_eq!(code, Some(2), "{said}");
+    let refused = format!("error: --gpu: {} has dtype f64\n", path.display());
+    assert!(said.starts_with(&refused) && !said.contains("building"), "{said}");
+}
+
+/// Cargo distinguishes packages by name and version alone, and takes the newer of two programs for
+/// up to date.
+#[test]
+fn trainers_of_one_name_may_share_a_target_folder() {
+    let target = scratch("target");
+    let folders = ["a", "b"].map(|name| scratch("same").with_file_name(format!("same-{name}")));
+    let write = |folder: &Path, says: &str| {
+        std::fs::create_dir_all(folder.join("src")).unwrap();
+        let manifest = "[package]\nname = \"trainer-same\"\nedition = \"2024\"\n[workspace]\n";
+        std::fs::write(folder.join("Cargo.toml"), manifest).unwrap();
+        let text = format!("fn main() {{ println!(\"{says}\"); }}\n");
+        std::fs::write(folder.join("src/main.rs"), text).unwrap();
+    };
+    let says = |folder: &Path| {
+        let mut command = launch(folder, &[]);
+        let (code, out, said) = output(command.env("CARGO_TARGET_DIR", &target));
+        assert_eq!(code, Some(0), "{said}");
+        (out.trim().to_owned(), said.contains("Compiling"))
+    };
+    let of = |text: &str, built| (text.to_owned(), built);
+    for (folder, text) in folders.iter().zip(["a", "b"]) {
+        write(folder, text);
+    }
+    assert_eq!(says(&folders[0]), of("a", true));
+    assert_eq!(says(&folders[1]), of("b", true));
+    assert_eq!(says(&folders[0]), of("a", false));
+    write(&folders[1], "b, edited");
+    assert_eq!(says(&folders[1]), of("b, edited", true));
+    assert_eq!(says(&folders[0]), of("a", false));
 }

@@ -194,6 +194,10 @@ impl fmt::Display for Call {
             Kind::Recv { from, tag } => write!(f, " from rank {from} of the group, tag {tag:#x}")?,
             _ => {}
         }
-        write!(f, " at {}:{}", self.site.file(), self.site.line())
+        // `{:#}`: without the place in the program.
+        match f.alternate() {
+            true => Ok(()),
+            false => write!(f, " at {}:{}", self.site.file(), self.site.line()),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 /// A call in flight. The seconds that its rank spends starting it and waiting for it count for its
 /// group ([`Stats::waited_s`]).
+#[must_use = "a call that nobody waits for may never finish"]
 pub(crate) struct InFlight {
     pending: Box<dyn Pending>,
     group: String,

@@ -99,7 +99,7 @@ impl Liveness {
             peer: self.peer(rank),
             by: waiter.world_rank(),
             group: waiter.members.name.clone(),
-            call: waiter.call.to_string(),
+            call: format!("{:#}", waiter.call),
         }
     }
 

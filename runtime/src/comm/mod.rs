@@ -136,6 +136,7 @@ pub trait Communicator: Send + Sync {
 }
 
 /// A call in flight.
+#[must_use = "a call that nobody waits for may never finish"]
 pub trait Pending: Send {
     /// Waits for the call and returns its result.
     ///

@@ -3,14 +3,17 @@
 use super::{Sample, Samples};
 use crate::error::Error;
 use crate::state::checkpoint::TensorFile;
-use std::path::Path;
+use safetensors::tensor::Dtype;
+use std::path::{Path, PathBuf};
 
 const NAME: &str = "tokens";
 
 /// `tokens`, I64 `[steps, batch, seq_len + 1]`: sample `i` is row `i` of the first two dimensions.
 pub struct InOrder {
     file: TensorFile,
-    samples: u64,
+    path: PathBuf,
+    /// Dimensions but the last.
+    rows: Vec<usize>,
     width: usize,
 }
 
@@ -21,8 +24,11 @@ impl InOrder {
     /// A file that is missing or broken, or of another sequence length.
     pub fn open(path: &Path, seq_len: usize) -> Result<Self, Error> {
         let file = TensorFile::open(path)?;
-        let shape = file.info(NAME)?.shape.clone();
-        let Some((&width, rows)) = shape.split_last() else {
+        let info = file.info(NAME)?;
+        if info.dtype != Dtype::I64 {
+            return Err(Error::file(path, format!("`tokens` is {:?}; valid: I64", info.dtype)));
+        }
+        let Some((&width, rows)) = info.shape.split_last() else {
             return Err(Error::file(path, "`tokens` has no dimensions"));
         };
         if width != seq_len + 1 {
@@ -32,13 +38,14 @@ impl InOrder {
             );
             return Err(Error::file(path, problem));
         }
-        Ok(Self { file, samples: rows.iter().product::<usize>() as u64, width })
+        let (path, rows) = (path.to_owned(), rows.to_vec());
+        Ok(Self { file, path, rows, width })
     }
 }
 
 impl Samples for InOrder {
     fn len(&self) -> u64 {
-        self.samples
+        self.rows.iter().product::<usize>() as u64
     }
 
     fn repeats(&self) -> bool {
@@ -48,5 +55,15 @@ impl Samples for InOrder {
     fn read(&self, index: u64) -> Result<Sample, Error> {
         let begin = index * self.width as u64;
         self.file.read_integers(NAME, begin, self.width).map(Sample::of_tokens)
+    }
+
+    fn place(&self, index: u64, at: usize) -> String {
+        let mut left = index as usize;
+        let mut place = vec![at];
+        for &rows in self.rows.iter().rev() {
+            place.insert(0, left % rows);
+            left /= rows;
+        }
+        format!("{}: tokens{place:?}", self.path.display())
     }
 }

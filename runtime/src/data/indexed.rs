@@ -91,13 +91,13 @@ impl Indexed {
     /// Files that are missing or broken, or have less than one sample.
     pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Self, Error> {
         let (bin_path, idx_path) = (path.with_extension("bin"), path.with_extension("idx"));
+        let bin = File::open(&bin_path).map_err(Error::unopened(&bin_path))?;
         let idx = std::fs::read(&idx_path).map_err(|problem| {
             let wanted = "valid: Megatron's index, which says where the documents of .bin begin";
             Error::file(&idx_path, format!("{problem}; {wanted}"))
         })?;
         let (width, sequences) =
             read_index(&idx).map_err(|problem| Error::file(&idx_path, problem))?;
-        let bin = File::open(&bin_path).map_err(Error::unopened(&bin_path))?;
         let length = bin.metadata().map_err(Error::io(&bin_path))?.len();
         let bytes = |of: &Sequence| of.tokens * width.bytes() as u64;
         let ends = |of: &Sequence| of.offset.saturating_add(bytes(of));
@@ -114,6 +114,13 @@ impl Indexed {
         }
         let seq_len = seq_len as u64;
         Ok(Self { path: bin_path, bin, width, sequences, seq_len, samples, seed })
+    }
+
+    /// The first token of a sample.
+    fn begin(&self, index: u64) -> u64 {
+        let epoch = index / self.samples;
+        let order = Permutation::new(self.samples, mix(self.seed) ^ mix(!epoch));
+        order.of(index % self.samples) * self.seq_len
     }
 
     /// Tokens `begin..begin + count` of the stream.
@@ -175,9 +182,10 @@ impl Samples for Indexed {
     }
 
     fn read(&self, index: u64) -> Result<Sample, Error> {
-        let epoch = index / self.samples;
-        let order = Permutation::new(self.samples, mix(self.seed) ^ mix(!epoch));
-        let window = order.of(index % self.samples);
-        self.stream(window * self.seq_len, self.seq_len + 1).map(Sample::of_tokens)
+        self.stream(self.begin(index), self.seq_len + 1).map(Sample::of_tokens)
+    }
+
+    fn place(&self, index: u64, at: usize) -> String {
+        format!("{}: token {}", self.path.display(), self.begin(index) + at as u64)
     }
 }

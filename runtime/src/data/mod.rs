@@ -61,6 +61,11 @@ pub trait Samples: Send + Sync {
     /// # Errors
     /// Files that cannot be read.
     fn read(&self, index: u64) -> Result<Sample, Error>;
+
+    /// Where token `at` of sample `index` is, in words.
+    fn place(&self, index: u64, at: usize) -> String {
+        format!("token {at} of sample {index}")
+    }
 }
 
 /// Opens data: a safetensors file with `tokens [steps, batch, seq_len + 1]`, or Megatron's `.bin`
@@ -69,9 +74,15 @@ pub trait Samples: Send + Sync {
 /// # Errors
 /// Files that are missing, broken, or of another sequence length.
 pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Box<dyn Samples>, Error> {
+    if path.is_dir() {
+        return Err(Error::file(path, format!("it is a directory; {FORMATS}")));
+    }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(Box::new(InOrder::open(path, seq_len)?)),
         Some("bin" | "idx") => Ok(Box::new(Indexed::open(path, seq_len, seed)?)),
-        _ => Err(Error::file(path, "valid: a .safetensors file, or .bin with .idx beside it")),
+        _ => Err(Error::file(path, FORMATS)),
     }
 }
+
+const FORMATS: &str =
+    "valid: a file NAME.bin with NAME.idx beside it (Megatron's), or NAME.safetensors";

@@ -38,6 +38,10 @@ impl Samples for Packed {
         }
         Ok(sample)
     }
+
+    fn place(&self, index: u64, at: usize) -> String {
+        self.samples.place(index, at)
+    }
 }
 
 #[cfg(test)]

@@ -117,7 +117,15 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
             local_rank,
         }));
     }
-    Ok(None)
+    match number("WORLD_SIZE")? {
+        Some(2..) => Err(Error::World {
+            problem: "WORLD_SIZE is set, and nothing says which rank this is; valid: RANK, or for \
+                      a JobSet JOB_COMPLETION_INDEX; or neither, for all ranks as threads of one \
+                      process"
+                .to_owned(),
+        }),
+        _ => Ok(None),
+    }
 }
 
 /// Where launched processes meet, from `MASTER_ADDR` and `MASTER_PORT`. torchrun keeps a store of
@@ -297,7 +305,13 @@ mod tests {
         // A batch script of Slurm, and a shell in a pod of a Job without a size.
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), Ok(None));
         assert_eq!(of(&[("JOB_COMPLETION_INDEX", "0")]), Ok(None));
-        assert_eq!(of(&[("WORLD_SIZE", "8")]), Ok(None));
+        assert_eq!(of(&[("WORLD_SIZE", "1")]), Ok(None));
+    }
+
+    #[test]
+    fn a_world_without_a_rank_is_refused() {
+        let text = of(&[("WORLD_SIZE", "8")]).unwrap_err();
+        assert!(text.contains("WORLD_SIZE is set") && text.contains("valid: RANK"), "{text}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::placement::Whole;
 use crate::comm::CommError;
 use crate::device::Device;
 use crate::ops::{Context, Gradients, PassContext, Reduced};
-use crate::state::params::{ByDivision, Inventory};
+use crate::state::params::{ByDivision, Division, Inventory};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -58,6 +58,20 @@ pub trait Unshared: ReplicaPlacement {}
 impl Unshared for Whole {}
 impl<const N: usize, const E: usize> Unshared for Replicated<N, E> {}
 
+/// The placement of as many replicas as there are, held as those of `P`.
+fn placement<P: ReplicaPlacement>(replicas: ByDivision<usize>, has_experts: bool) -> String {
+    let ByDivision { dense, expert } = replicas;
+    let of = match has_experts && dense != expert {
+        true => format!("{dense}, {expert}"),
+        false => dense.to_string(),
+    };
+    match P::SHARED {
+        true => format!("Sharded<{of}>"),
+        false if of == "1" => "Whole".to_owned(),
+        false => format!("Replicated<{of}>"),
+    }
+}
+
 /// A layer's parameters.
 pub struct Parameters<P> {
     own: Range<usize>,
@@ -82,12 +96,15 @@ impl<P: ReplicaPlacement> Parameters<P> {
             if P::SHARED { "`Sharded`" } else { "as held by each replica" }
         );
         let inside = |(elements, _): &(Range<usize>, _)| own.contains(&elements.start);
-        for (_, division) in inventory.units().filter(inside) {
+        let divisions = || inventory.units().filter(inside).map(|(_, division)| division);
+        let has_experts = divisions().any(|division| division == Division::Expert);
+        for division in divisions() {
             let (compiled, found) = (P::REPLICAS.of(division), replicas.of(division));
             assert!(
                 compiled == found,
                 "the program is compiled for {compiled} replicas of these parameters, there are \
-                 {found}"
+                 {found}; valid: `Parameters<{}>`",
+                placement::<P>(replicas, has_experts)
             );
         }
         Self { read: vec![own.clone()], own, placement: PhantomData }

@@ -124,6 +124,7 @@ fn all_mut<D: Space>(rows: &mut RowStats<D>) -> WideMut<'_, D> {
 }
 
 /// What a pass leaves to be reduced over all shards.
+#[must_use = "what the other shards wait for"]
 pub enum ShardLocal<D: Space> {
     /// Naive `S`: the shard's maximum, `[n]`.
     Max(RowStats<D>),
@@ -433,6 +434,7 @@ impl VocabularyShard {
 }
 
 /// The input of the output layer for all tokens, `[n, h]`, maybe in flight.
+#[must_use = "a call that nobody waits for may never finish"]
 enum Gathered<D: Device> {
     /// This rank has all rows.
     Here(SharedBuffer<D>),

@@ -136,7 +136,7 @@ impl<D: Device> Fixed<'_, D> {
         for number in numbers.clone() {
             let index = begin + number as u64;
             let sample = samples.read(index)?;
-            check_tokens(&sample, self.spec.vocab_size as u64, index)?;
+            check_tokens(samples, &sample, self.spec.vocab_size as u64, index)?;
             for held in &*self.held {
                 tokens.extend_from_slice(&sample.tokens[held.clone()]);
                 labels.extend_from_slice(&sample.labels[held.clone()]);
@@ -253,14 +253,20 @@ fn rope_table<T: Scalar>(spec: &TrainerSpec, cpu: &Cpu, positions: &[u32]) -> Ve
 }
 
 /// Checks that tokens are in the vocabulary, and that labels are or are -1.
-fn check_tokens(sample: &Sample, vocab: u64, index: u64) -> Result<(), Error> {
-    let tokens = sample.tokens.iter().map(|&token| (token, 0));
-    let labels = sample.labels.iter().map(|&label| (label, -1));
+fn check_tokens(
+    samples: &dyn Samples,
+    sample: &Sample,
+    vocab: u64,
+    index: u64,
+) -> Result<(), Error> {
+    let tokens = sample.tokens.iter().enumerate().map(|(at, &token)| (at, token, 0));
+    // Each token is the label of the one before.
+    let labels = sample.labels.iter().enumerate().map(|(at, &label)| (at + 1, label, -1));
     let mut wrong =
-        tokens.chain(labels).filter(|&(id, least)| !(least..vocab as i64).contains(&id));
-    wrong.next().map_or(Ok(()), |(id, least)| {
-        let problem =
-            format!("sample {index} has the id {id}; valid: {least} to {}", vocab.max(1) - 1);
+        tokens.chain(labels).filter(|&(_, id, least)| !(least..vocab as i64).contains(&id));
+    wrong.next().map_or(Ok(()), |(at, id, least)| {
+        let (place, last) = (samples.place(index, at), vocab.max(1) - 1);
+        let problem = format!("{place} is {id}; valid: {least} to {last}, the model's tokens");
         Err(Error::Flag { flag: "data", problem })
     })
 }

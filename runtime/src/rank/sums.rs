@@ -195,6 +195,7 @@ fn packed<D: Device>(device: &D, from: &Store<D>, places: &[Range<usize>]) -> D:
 }
 
 /// Losses of a step while they are summed.
+#[must_use = "a call that nobody waits for may never finish"]
 pub(super) struct PendingLosses(Request<f64>);
 
 /// Losses of a step.

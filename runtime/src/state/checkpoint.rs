@@ -137,6 +137,11 @@ impl Checkpoint {
     /// # Errors
     /// Files that are missing or broken.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        std::fs::metadata(path).map_err(|error| {
+            let valid = "valid: a .safetensors file, or a directory with model.safetensors or \
+                         model.safetensors.index.json";
+            Error::file(path, format!("{error}; {valid}"))
+        })?;
         let index = path.join("model.safetensors.index.json");
         let paths = if path.is_file() {
             vec![path.to_owned()]

@@ -183,7 +183,8 @@ fn identity(path: &Path) -> String {
     }
 }
 
-fn weights(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// The checkpoint files of a folder.
+pub(super) fn weights(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let paths = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
     let mut paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
     paths.retain(|path| path.extension().is_some_and(|of| of == "safetensors"));

@@ -1,6 +1,6 @@
 //! What a run writes after its last step: weights, rank report, trace, and a line that names them.
 
-use super::outputs::NewFile;
+use super::outputs::{MetricsFile, NewFile, named};
 use super::run::{Failure, TrainingRun};
 use crate::comm::{CommError, Communicator, Traffic};
 use crate::device::Device;
@@ -13,15 +13,10 @@ use crate::state::checkpoint::{self, Tensors};
 impl<D: Device> TrainingRun<'_, '_, D> {
     /// Prints which files were written.
     pub(super) fn say_written(&self) {
-        let flags = self.job.flags;
-        let files = [
-            ("metrics", &flags.metrics),
-            ("dump-gradients", &flags.dump_gradients),
-            ("dump-weights", &flags.dump_weights),
-            ("rank-report", &flags.rank_report),
-            ("trace", &flags.trace),
-        ];
-        let written = files.iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)));
+        let whole = self.outputs.metrics.as_ref().is_none_or(MetricsFile::is_whole);
+        let written = named(self.job.flags).into_iter();
+        let written = written.filter(|(flag, _)| whole || *flag != "metrics");
+        let written = written.filter_map(|(flag, path)| Some((flag, path?)));
         let written = written.map(|(flag, path)| format!("{} (--{flag})", path.display()));
         let written: Vec<String> = written.collect();
         if self.progress.is_some() && !written.is_empty() {
@@ -50,7 +45,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
             Some("the device that holds the weights failed".to_owned())
         } else if !failure.together && ranks > 1 {
             let lost = "ranks that ended in the middle of a step, or are gone";
-            Some(format!("the weights of step {} are split over {ranks} {lost}", steps - 1))
+            Some(format!("the weights of step {steps} are split over {ranks} {lost}"))
         } else {
             self.write_weights().err().map(|error| error.to_string())
         };
@@ -59,9 +54,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         }
         let path = path.display();
         match why_not {
-            None => {
-                eprintln!("--dump-weights: the weights behind step {} are in {path}", steps - 1);
-            }
+            None => eprintln!("--dump-weights: the weights behind step {steps} are in {path}"),
             Some(why_not) => eprintln!("--dump-weights: {path} is not written: {why_not}"),
         }
     }

@@ -11,13 +11,16 @@ use std::time::Duration;
 
 /// Trains one model, split as it was planned.
 #[derive(Clone, Debug, Parser)]
+#[command(allow_negative_numbers = true)]
 pub struct Flags {
     /// Hugging Face checkpoint to begin with: a directory or one .safetensors file. Without it,
     /// weights are drawn from the seed.
     #[arg(long, value_name = "DIR")]
     pub init_from: Option<PathBuf>,
-    /// What to train on: Megatron's .bin (with .idx beside it), or a .safetensors file with
-    /// `tokens` [steps, batch, seq_len + 1], taken in order.
+    /// What to train on: Megatron's .bin with .idx beside it (its tools/preprocess_data.py makes
+    /// them), which repeats in another order; or a .safetensors file with one tensor `tokens`,
+    /// I64 [steps, batch, seq_len + 1], taken in order, once (docs/running.md shows how to make
+    /// one).
     #[arg(long, value_name = "FILE")]
     pub data: PathBuf,
     /// The token that ends each document in the data. Attention then stays within a document,
@@ -26,7 +29,7 @@ pub struct Flags {
     #[arg(long, value_name = "TOKEN", value_parser = clap::value_parser!(i64).range(0..))]
     pub document_end: Option<i64>,
     /// Steps to train.
-    #[arg(long)]
+    #[arg(long, value_parser = whole)]
     pub steps: u64,
     /// Highest learning rate.
     #[arg(long, default_value_t = 1e-3)]
@@ -47,10 +50,10 @@ pub struct Flags {
     #[arg(long, value_enum, default_value_t = LrShape::Constant)]
     pub lr_schedule: LrShape,
     /// Steps over which the learning rate rises.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = whole)]
     pub lr_warmup: u64,
     /// Seed of initial weights, dropout and the order of data.
-    #[arg(long, default_value_t = 1234)]
+    #[arg(long, default_value_t = 1234, value_parser = whole)]
     pub seed: u64,
     /// Where to append one JSON object a step; existing lines stay. Only one run at a time may
     /// write.
@@ -90,7 +93,7 @@ pub struct Flags {
     pub cuda_graphs: CudaGraphs,
     /// Seconds without news of a rank before the others give up; also how long the first Ctrl-C or
     /// SIGTERM waits for the end of a step.
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = whole)]
     pub time_limit_s: u64,
 }
 
@@ -114,6 +117,11 @@ impl Flags {
             ("weight-decay", from_zero(self.weight_decay), "valid: 0 or more, for example 0.1"),
             ("clip", from_zero(self.clip), "valid: above 0, or 0 for none"),
             ("threads", self.threads.is_none_or(|n| threads.contains(&n)), &valid_threads),
+            (
+                "cuda-graphs",
+                self.gpu.is_some() || self.cuda_graphs != CudaGraphs::Always,
+                "`always` has no effect on the CPU; valid: auto or never, or with --gpu",
+            ),
             ("time-limit-s", self.time_limit_s > 0, "valid: 1 or more"),
         ];
         let wrong = checks.into_iter().find(|(_, holds, _)| !holds);
@@ -144,6 +152,11 @@ fn pair(text: &str) -> Result<(f64, f64), String> {
         Some((Ok(first), Ok(second))) => Ok((first, second)),
         _ => Err("valid: two numbers, for example 0.9,0.95".to_owned()),
     }
+}
+
+/// Parses a count.
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "valid: a whole number, 0 or more".to_owned())
 }
 
 pub(super) fn refuse(flag: &'static str, problem: &str) -> Result<(), Error> {

@@ -12,6 +12,7 @@ use serde::Serialize;
 /// One line of the metrics.
 #[derive(Clone, Debug, Serialize)]
 struct Metrics {
+    /// Counted from 0.
     step: u64,
     loss: f64,
     aux_loss: f64,
@@ -49,6 +50,7 @@ pub(super) struct PeakMemory {
 }
 
 /// A step's metrics apart from its result, with two all-reduces in flight.
+#[must_use = "a call that nobody waits for may never finish"]
 pub(super) struct PendingMetrics {
     pub(super) step: u64,
     pub(super) lr: f64,
@@ -120,7 +122,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
             output.line(&serde_json::to_string(&metrics).unwrap_or_default());
         }
         if let Some(rank) = unread.checked_sub(1) {
-            let elsewhere = Error::Unread { step: step + 1, rank };
+            let elsewhere = Error::Unread { step: step + 2, rank };
             return Err(Failure { error: next.err().unwrap_or(elsewhere), together: true });
         }
         Ok(if asked > 0 { Continuation::Stop } else { Continuation::Continue })

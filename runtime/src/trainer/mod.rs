@@ -19,7 +19,7 @@ use crate::comm::{CommError, Communicator, Solo, run_ranks};
 use crate::device::{Device, Gpu, Host};
 use crate::error::Error;
 use crate::launch::interrupt::{INTERRUPTED, Interrupt};
-use crate::launch::launcher;
+use crate::launch::launcher::{self, Launcher};
 use crate::rank::Rank;
 use crate::spec::TrainerSpec;
 use crate::stages::Stages;
@@ -42,6 +42,7 @@ pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
     let flags = Flags::parse();
     match start::<T, S>(stages, &flags) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_said_elsewhere(&error) => ExitCode::from(exit_code(&error)),
         Err(error) => {
             // In one write: other processes write to the terminal too.
             let line = format!("error: {error}\n");
@@ -57,6 +58,27 @@ fn exit_code(error: &Error) -> u8 {
         Error::File { .. } | Error::Flag { .. } | Error::World { .. } | Error::Passes { .. } => 2,
         Error::Interrupted { .. } | Error::NotStarted => INTERRUPTED,
         _ => 1,
+    }
+}
+
+/// Whether another process of `plan launch` says it. What all ranks find alike is rank 0's to say;
+/// that a rank is lost, the lowest of the others'.
+fn is_said_elsewhere(error: &Error) -> bool {
+    let variable = |name: &str| std::env::var(name).ok();
+    let place = launcher::discover(variable).ok().flatten();
+    let Some(place) = place.filter(|place| place.launcher == Launcher::Torchrun) else {
+        return false;
+    };
+    launcher::ends_with_input(Some(&place), variable) && is_said_by_another(error, place.rank)
+}
+
+fn is_said_by_another(error: &Error, rank: usize) -> bool {
+    match error {
+        Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
+        Error::Comm(CommError::Lost { peer, .. }) => rank != usize::from(peer.rank == 0),
+        // The rank that gave up has said why, unless it is silent itself.
+        Error::Comm(CommError::Aborted { peer, .. }) => rank > 0 || peer.rank == 0,
+        _ => false,
     }
 }
 
@@ -272,4 +294,28 @@ fn train_rank<D: Device, S: Stages<D>>(
         }
         error
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Peer;
+
+    #[test]
+    fn of_several_processes_one_says_what_ends_all() {
+        let silent = |error: &Error| [0, 1, 2, 3].map(|rank| is_said_by_another(error, rank));
+        let peer = |rank| Peer { rank, process: None };
+        let gave_up =
+            |rank| Error::Comm(CommError::Aborted { peer: peer(rank), reason: String::new() });
+        assert_eq!(silent(&gave_up(2)), [false, true, true, true]);
+        assert_eq!(silent(&gave_up(0)), [true; 4]);
+        let lost = |rank| {
+            let (group, call) = (String::new(), String::new());
+            Error::Comm(CommError::Lost { peer: peer(rank), by: 1, group, call })
+        };
+        assert_eq!(silent(&lost(2)), [false, true, true, true]);
+        assert_eq!(silent(&lost(0)), [true, false, true, true]);
+        assert_eq!(silent(&Error::Interrupted { steps: 1 }), [false, true, true, true]);
+        assert_eq!(silent(&Error::NotStarted), [false; 4]);
+    }
 }

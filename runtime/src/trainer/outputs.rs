@@ -4,7 +4,7 @@
 //! work is done. A file that is written at the end is made next to its final path under a temporary
 //! name and renamed when it is complete; until then the old file stays.
 
-use super::Flags;
+use super::{Flags, agreement};
 use crate::error::Error;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -27,6 +27,7 @@ impl Outputs {
     /// Opens the files that the flags name. Whole weights and gradients take at least `model_bytes`
     /// each, for which there must be room.
     pub fn open(flags: &Flags, model_bytes: u64) -> Result<Self, Error> {
+        refuse_inputs(flags)?;
         let open = |flag: &'static str, path: &Option<PathBuf>, bytes| {
             path.as_deref().map(|path| NewFile::open(flag, path, bytes)).transpose()
         };
@@ -47,15 +48,55 @@ impl Outputs {
     }
 }
 
-const BUSY: &str =
-    "another run, or another flag of this one, writes this file; valid: a file of its own";
+const BUSY: &str = "another run, or another flag of this one, writes this file";
+
+/// Refuses outputs that are also inputs: their data would be lost.
+fn refuse_inputs(flags: &Flags) -> Result<(), Error> {
+    let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    let data = match flags.data.extension().is_some_and(|of| of == "bin" || of == "idx") {
+        true => vec![flags.data.with_extension("bin"), flags.data.with_extension("idx")],
+        false => vec![flags.data.clone()],
+    };
+    let checkpoint = flags.init_from.as_deref().map(|path| match path.is_dir() {
+        true => agreement::weights(path).unwrap_or_default(),
+        false => vec![path.to_owned()],
+    });
+    let inputs = data.into_iter().map(|path| ("data", path));
+    let inputs = inputs.chain(checkpoint.into_iter().flatten().map(|path| ("init-from", path)));
+    let inputs: Vec<_> = inputs.filter_map(|(of, path)| Some((of, id(&path)?))).collect();
+    for (flag, path) in named(flags) {
+        let Some(path) = path else { continue };
+        let found = id(path);
+        if let Some((of, _)) = inputs.iter().find(|(_, input)| Some(*input) == found) {
+            let path = path.display();
+            let problem = format!("{path} is read by --{of}; valid: a file of its own");
+            return Err(Error::Flag { flag, problem });
+        }
+    }
+    Ok(())
+}
+
+/// The files that flags name, by flag.
+pub(super) fn named(flags: &Flags) -> [(&'static str, Option<&Path>); 5] {
+    [
+        ("metrics", flags.metrics.as_deref()),
+        ("dump-gradients", flags.dump_gradients.as_deref()),
+        ("dump-weights", flags.dump_weights.as_deref()),
+        ("rank-report", flags.rank_report.as_deref()),
+        ("trace", flags.trace.as_deref()),
+    ]
+}
 
 /// The error of a flag whose file cannot be written.
 fn refused(flag: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
     let path = path.display().to_string();
     move |error| {
-        let valid = "valid: a file in a folder that exists, with room and the right to write";
-        Error::Flag { flag, problem: format!("{path}: {error}; {valid}") }
+        let error = error.to_string();
+        let valid = match error == BUSY {
+            true => "a file of its own",
+            false => "a file in a folder that exists, with room and the right to write",
+        };
+        Error::Flag { flag, problem: format!("{path}: {error}; valid: {valid}") }
     }
 }
 
@@ -182,8 +223,9 @@ pub(super) struct MetricsFile {
     file: File,
     /// Bytes of complete lines, if the file can be truncated.
     whole_bytes: Option<u64>,
-    /// Number of lines that could not be written.
+    /// Number of lines that could not be written, and why the first could not.
     lost: u64,
+    why: Option<io::Error>,
 }
 
 impl MetricsFile {
@@ -193,7 +235,13 @@ impl MetricsFile {
     }
 
     fn begin(path: &Path) -> io::Result<Self> {
-        let new = |file, whole_bytes| Self { path: path.to_owned(), file, whole_bytes, lost: 0 };
+        let new = |file, whole_bytes| Self {
+            path: path.to_owned(),
+            file,
+            whole_bytes,
+            lost: 0,
+            why: None,
+        };
         if found(path)?.is_some_and(|metadata| !metadata.is_file()) {
             return Ok(new(open_device(path)?, None));
         }
@@ -209,17 +257,29 @@ impl MetricsFile {
         let line = format!("{text}\n");
         match self.file.write_all(line.as_bytes()) {
             Ok(()) => self.whole_bytes = self.whole_bytes.map(|bytes| bytes + line.len() as u64),
-            Err(error) => self.lose(&error),
+            Err(error) => self.lose(error),
         }
     }
 
-    fn lose(&mut self, error: &io::Error) {
+    /// Whether it has all lines.
+    pub fn is_whole(&self) -> bool {
+        self.lost == 0
+    }
+
+    /// The error of a file that lacks lines.
+    pub fn lost(mut self) -> Option<Error> {
+        let lines = std::mem::take(&mut self.lost);
+        self.why.take().map(|source| Error::Metrics { path: self.path.clone(), lines, source })
+    }
+
+    fn lose(&mut self, error: io::Error) {
         self.lost += 1;
         if self.lost == 1 {
             let path = self.path.display();
             eprintln!(
                 "warning: --metrics: {path}: {error}; the run goes on, without lines that cannot be written"
             );
+            self.why = Some(error);
         }
         if let Some(bytes) = self.whole_bytes {
             // If truncation fails, the next line completes the partial one and is lost with it.

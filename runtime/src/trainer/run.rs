@@ -3,7 +3,7 @@
 use super::final_outputs::write_tensors;
 use super::lr_schedule::LrSchedule;
 use super::metrics::{PeakMemory, PendingMetrics};
-use super::outputs::Outputs;
+use super::outputs::{MetricsFile, Outputs};
 use super::progress::Progress;
 use super::step_clock::StepClock;
 use super::{Flags, Run};
@@ -11,6 +11,7 @@ use crate::comm::{Traffic, since};
 use crate::data::{self, Packed, Samples};
 use crate::device::{Device, Space};
 use crate::error::Error;
+use crate::launch::interrupt::say;
 use crate::rank::{Rank, StepResult};
 use crate::report::Trace;
 use crate::spec::TrainerSpec;
@@ -68,15 +69,22 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
             _ => Outputs::default(),
         };
         job.interrupt.removes(outputs.unfinished());
-        let samples = data::open(&flags.data, spec.seq_len, flags.seed)?;
+        let samples = data::open(&flags.data, spec.seq_len, flags.seed);
+        let samples = samples.map_err(|error| error.of_flag("data"))?;
         document_end_is_a_token(flags, spec)?;
         let samples = match flags.document_end {
             Some(end) => Box::new(Packed::new(samples, end)),
             None => samples,
         };
         enough_samples(&*samples, flags, spec)?;
+        if number == 0 {
+            notes(&*samples, flags, spec).iter().for_each(|note| say(&format!("note: {note}")));
+        }
         match &flags.init_from {
-            Some(path) => rank.load(&Checkpoint::open(path)?)?,
+            Some(path) => {
+                let loaded = Checkpoint::open(path).and_then(|weights| rank.load(&weights));
+                loaded.map_err(|error| error.of_flag("init-from"))?;
+            }
             None => rank.initialise()?,
         }
         let (peak, shape) = (flags.lr, flags.lr_schedule);
@@ -113,10 +121,11 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
         written.into_iter().collect::<Result<(), Error>>()?;
         self.say_written();
-        match interrupted {
-            Some(error) => Err(Failure { error, together: true }),
-            None => Ok(()),
-        }
+        let metrics = self.outputs.metrics.take();
+        let lost = || metrics.and_then(MetricsFile::lost);
+        // All ranks end after the last step, whatever rank 0 could write.
+        let error = interrupted.or_else(lost);
+        error.map_or(Ok(()), |error| Err(Failure { error, together: true }))
     }
 
     /// Runs the steps; returns the error if somebody ended them early.
@@ -145,8 +154,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let clock = StepClock::start(self.rank);
         let result = self.rank.gradients(&*self.samples, step, None)?;
         let mut time = clock.parts(self.rank, Some(&result.outcome));
-        finite(step, "loss", result.loss)?;
-        finite(step, "gradient norm", result.norm)?;
+        self.finite(step, &result)?;
         self.dump_gradients(step)?;
         let (lr, updating) = (self.lr.at(step), Instant::now());
         self.rank.update(&self.job.flags.optimizer(), lr, result.norm)?;
@@ -194,8 +202,7 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
     /// Reports a step whose norm was not awaited.
     fn settled(&mut self, result: StepResult) -> Result<Continuation, Failure> {
         let Some(metrics) = self.pending_metrics.take() else { return Ok(Continuation::Continue) };
-        finite(metrics.step, "loss", result.loss)?;
-        finite(metrics.step, "gradient norm", result.norm)?;
+        self.finite(metrics.step, &result)?;
         if let Some(trace) = &mut self.trace {
             trace.step(
                 &result.outcome.ran,
@@ -208,6 +215,17 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         Ok(continuation)
     }
 
+    /// Checks values that are the same on all ranks.
+    fn finite(&self, step: u64, result: &StepResult) -> Result<(), Failure> {
+        let values = [("loss", result.loss), ("gradient norm", result.norm)];
+        let wrong = values.into_iter().find(|(_, value)| !value.is_finite());
+        let (step, steps) = (step + 1, self.job.flags.steps);
+        wrong.map_or(Ok(()), |(what, value)| {
+            let error = Error::NotFinite { step, steps, what, value };
+            Err(Failure { error, together: true })
+        })
+    }
+
     /// Writes the first step's gradients if asked for.
     fn dump_gradients(&mut self, step: u64) -> Result<(), Error> {
         if step > 0 || self.job.flags.dump_gradients.is_none() {
@@ -216,12 +234,6 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let gradients = self.rank.whole_gradients()?;
         write_tensors(self.outputs.gradients.take(), gradients)
     }
-}
-
-/// Checks a value that is the same on all ranks.
-fn finite(step: u64, what: &'static str, value: f64) -> Result<(), Failure> {
-    let failure = || Failure { error: Error::NotFinite { step, what, value }, together: true };
-    value.is_finite().then_some(()).ok_or_else(failure)
 }
 
 fn document_end_is_a_token(flags: &Flags, spec: &TrainerSpec) -> Result<(), Error> {
@@ -245,4 +257,25 @@ fn enough_samples(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> R
         samples.len()
     );
     Err(Error::Flag { flag: "steps", problem })
+}
+
+/// What is valid and yet may not be meant.
+fn notes(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> Vec<String> {
+    let (steps, warmup, batch) = (flags.steps, flags.lr_warmup, spec.global_batch() as u64);
+    let repeats = steps.saturating_mul(batch) > samples.len();
+    let pass = samples.len() as f64 / batch as f64;
+    let data = flags.data.display();
+    let notes = [
+        repeats.then(|| {
+            format!(
+                "one pass over {data} has {pass:.1} steps ({} samples, {batch} a step); then it \
+                 repeats, in another order",
+                samples.len()
+            )
+        }),
+        (warmup > steps).then(|| {
+            format!("--lr-warmup {warmup} is more than --steps {steps}: --lr is not reached")
+        }),
+    ];
+    notes.into_iter().flatten().collect()
 }
