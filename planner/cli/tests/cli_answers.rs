@@ -600,3 +600,34 @@ fn an_explanation_tells_why_something_is_not_considered() {
     let few = reasons("--global-batch 32 --seq-len 2048");
     has(&few, "naive", "too_slow");
 }
+
+/// What a search leaves out unless it is asked for is tried on its plan.
+#[test]
+fn settings_that_were_not_searched_are_tried() {
+    let cases = [
+        (
+            "--model vocab_10b --cluster selene --gpus 144 --set vocab=tensor",
+            "post_validation=true",
+        ),
+        ("--model llama70b --cluster a100_40g --gpus 64 --set pp=1", "offload=activations"),
+    ];
+    for (words, setting) in cases {
+        let json = plan(&format!("{words} --json")).json();
+        let with = &json["faster_with"][0];
+        assert_eq!(with["setting"], json!(setting), "{words}: {json}");
+        let pinned = plan(&format!("{words} --set {setting} --json")).json();
+        let [own, with, pinned] = [
+            &json["predicted"]["iteration_s"],
+            &with["iteration_s"],
+            &pinned["predicted"]["iteration_s"],
+        ]
+        .map(|seconds| seconds.as_f64().unwrap());
+        assert!(pinned <= with * (1.0 + 1e-6) && with < own, "{words}: {pinned} {with} {own}");
+        let screen = plan(words).out;
+        assert!(screen.contains(&format!("\nfaster     --set {setting}: ")), "{screen}");
+        // Asked for, it is no longer left out.
+        assert!(
+            plan(&format!("{words} --set {setting} --json")).json()["faster_with"][0].is_null()
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! Settings that the search leaves out unless they are asked for, and that would make a plan faster.
+//! Settings that the search leaves out unless they are asked for, tried on a plan.
 
 use crate::answer::report::Answer;
 use crate::pricing::cost_cache::CostCache;

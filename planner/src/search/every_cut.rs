@@ -144,8 +144,8 @@ impl Configuration<'_> {
     }
 
     /// Layer ranges by stage that some cut has in which no rank's own passes, reductions and step
-    /// take `cutoff_s`, where its other stages hold as little as they can. With `counted`, one range
-    /// for each number of layers of each kind.
+    /// take `cutoff_s`, where its other stages hold as little as they can. With `counted`, one
+    /// range for each number of layers of each kind.
     fn open_ranges(&self, cutoff_s: f64, counted: bool) -> Option<Vec<OpenRanges>> {
         let (layers, stages) = (self.cache.layers.len(), self.stages());
         let least_s: Vec<f64> = (0..stages).map(|stage| self.least_stage_s(stage)).collect();

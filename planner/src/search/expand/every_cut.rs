@@ -166,7 +166,7 @@ impl Worker<'_> {
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.bound_of_every_cut(known, within, limits, &mut self.scratch);
         expansion.work = BOUND_WORK + found.work;
-        expansion.paths = found.paths.into_iter().map(|path| (key.clone(), path)).collect();
+        expansion.paths = found.paths.into_iter().map(|path| (key, path)).collect();
         if !found.nothing_below {
             let bound_s = waiting.bound_s.max(configuration.with_overheads_s(found.bound_s));
             let stage = EveryCutStage::Relaxed(first_work);
