@@ -12,7 +12,7 @@ use planner::until::Until;
 
 fn program(problem: &Problem, cutoff_s: f64, paths: bool) -> ilp::Report {
     let limits = ilp::Limits { paths, work: SOLVER_WORK, until: Until::default() };
-    ilp::solve(problem, None, cutoff_s, limits, &mut Scratch::default())
+    ilp::solve(problem, cutoff_s, limits, &mut Scratch::default())
 }
 
 fn describe(seed: u64, problem: &Problem) -> String {
@@ -128,7 +128,7 @@ fn a_program_without_work_left_keeps_its_bound() {
         let Some((_, best_s)) = stages::best(&problem, &mut Scratch::default()) else { continue };
         let limits = ilp::Limits { work: 1, paths: true, until: Until::default() };
         let scratch = &mut Scratch::default();
-        let report = ilp::solve(&problem, None, f64::INFINITY, limits, scratch);
+        let report = ilp::solve(&problem, f64::INFINITY, limits, scratch);
         let what = describe(seed, &problem);
         assert!(report.bound_s <= best_s * (1.0 + 1e-6), "{what}: {} {best_s}", report.bound_s);
         if !report.proven {

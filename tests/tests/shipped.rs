@@ -119,7 +119,7 @@ fn agree(name: &str, problem: &Problem) {
         dynamic_program::solve(problem, f64::INFINITY).expect("memory is endless").bound_s;
     // A cutoff above the optimum: it excludes nothing that matters, but gives the integer program
     // its scale.
-    let report = ilp::solve(problem, None, dynamic_s * 2.0, limits, &mut Scratch::default());
+    let report = ilp::solve(problem, dynamic_s * 2.0, limits, &mut Scratch::default());
     let program_s = report.best.expect("something lies below").1;
     assert!(close(program_s, dynamic_s), "{name}: program {program_s}, dynamic {dynamic_s}");
 }

@@ -2,8 +2,10 @@
 
 use crate::answer::report::{Alternative, Answer, fullest, warnings};
 use crate::answer::unsearched::FasterWith;
+use crate::request::restrictions::decision_of;
 use models::decisions::{
-    Decisions, DpReduction, MoeOverlap, Offload, RankOrder, RecomputePolicy, USUAL_BUCKET_MIB,
+    AuxScope, Decisions, DpReduction, MoeOverlap, Offload, RankOrder, RecomputePolicy,
+    USUAL_BUCKET_MIB,
 };
 use models::model::{ModelSpec, params};
 use models::placement::StageMemory;
@@ -80,7 +82,21 @@ pub fn heading(plan: &Plan) -> String {
     for assumption in &model.assumptions {
         text += &line("assumed", assumption);
     }
-    text
+    text + &auxiliary_loss(plan)
+}
+
+/// The auxiliary loss is a mean over micro-batches. Where their size was chosen, so was the loss.
+fn auxiliary_loss(plan: &Plan) -> String {
+    let has_one = plan.inputs.model.moe.as_ref().is_some_and(|moe| moe.aux_loss > 0.0);
+    let of_each = plan.decisions.aux_scope == AuxScope::MicroBatch;
+    let asked = |setting: &String| decision_of(setting) == "micro_batch";
+    if !has_one || !of_each || plan.inputs.settings.iter().any(asked) {
+        return String::new();
+    }
+    let size = plan.decisions.micro_batch;
+    let plural = if size == 1 { "" } else { "s" };
+    let words = format!("auxiliary loss of micro-batches of {size} sequence{plural}");
+    line("assumed", &format!("{words}; --set micro_batch=N or aux_scope=global_batch changes it"))
 }
 
 /// Decisions in one line, without those that have no effect.
@@ -344,12 +360,9 @@ pub fn faster_with(answer: &Answer) -> String {
         let percent = 100.0 * (1.0 - with.iteration_s / own_s);
         let FasterWith { setting, iteration_s } = with;
         let time = seconds(*iteration_s);
-        line(
-            "faster",
-            &format!(
-                "--set {setting}: {time} a step, {percent:.1} % less; not searched unless set"
-            ),
-        )
+        let words =
+            format!("{setting}: {time} a step, {percent:.1} % less; not searched unless set");
+        line("faster", &words)
     };
     answer.faster_with.iter().map(words).collect()
 }

@@ -6,6 +6,7 @@ use crate::request::restrictions::{Choice, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Found, Progress, search};
 use models::decisions::{Decisions, Offload, RecomputePolicy};
+use models::program::unsupported_decisions;
 use serde::Serialize;
 
 /// Gains below this share are not shown.
@@ -17,7 +18,7 @@ const SHARE: f64 = 0.5;
 /// A setting with which a faster plan is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FasterWith {
-    /// As for `--set`.
+    /// As for `--set`. Post-validation may need other decisions to be set, too.
     pub setting: &'static str,
     /// The time of that plan, s.
     pub iteration_s: f64,
@@ -39,8 +40,12 @@ fn post_validation(request: &Request, answer: &Answer) -> Option<FasterWith> {
     if !allowed || !possible || d.fused_loss || on_host || d.post_validation {
         return None;
     }
-    let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
     let decisions = Decisions { post_validation: true, ..d.clone() };
+    let runs = unsupported_decisions(&request.model, &decisions).is_empty();
+    if request.restrictions.runnable && !runs {
+        return None;
+    }
+    let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
     let Found { priced, .. } = Found::new(&cache, decisions, answer.placed.clone())?;
     let setting = "post_validation=true";
     priced.fits.then_some(FasterWith { setting, iteration_s: priced.iteration_s })

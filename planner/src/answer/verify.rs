@@ -66,7 +66,7 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
     if proof.gap >= 1.0 {
         return Verdict::Holds { iteration_s: tried_s, all_s: 0.0 };
     }
-    // Integer programs only where the plan was made with them.
+    // As by default, and where that proves less, as with --prove.
     let mut open_s = 0.0;
     for every_cut_work in [2 * EVERY_CUT_WORK, 2 * PROVING_WORK] {
         let outcome = search(&Task { cutoff_s: all_s, every_cut_work, ..task.clone() }, progress);

@@ -77,22 +77,17 @@ pub struct Limits<'l> {
 /// Simplex iterations that a branch-and-bound node takes on average, to turn work into nodes.
 const ITERATIONS_A_NODE: u64 = 20;
 
-/// Finds the best partition with an iteration time below `cutoff_s`, starting from `incumbent`.
+/// Finds the best partition with an iteration time below `cutoff_s`.
 pub fn solve(
     problem: &Problem,
-    incumbent: Option<(Choice, f64)>,
     cutoff_s: f64,
     limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> Report {
-    let best = incumbent.filter(|(_, value)| *value < cutoff_s);
-    let report = Report { best, ..Report::default() };
-    let paths = first_paths(problem, &report, limits, scratch);
-    run(problem, report, paths, cutoff_s, limits, scratch).0
+    solve_with(problem, vec![], cutoff_s, limits, scratch).0
 }
 
-/// Solves without an incumbent, but with critical paths known from other problems on the same
-/// pipeline. Returns all paths.
+/// The same with critical paths known from other problems on the same pipeline. Returns all paths.
 pub fn solve_with(
     problem: &Problem,
     known: Vec<CriticalPath>,
@@ -100,17 +95,7 @@ pub fn solve_with(
     limits: Limits<'_>,
     scratch: &mut Scratch,
 ) -> (Report, Vec<CriticalPath>) {
-    run(problem, Report::default(), known, cutoff_s, limits, scratch)
-}
-
-fn run(
-    problem: &Problem,
-    mut report: Report,
-    mut paths: Vec<CriticalPath>,
-    cutoff_s: f64,
-    limits: Limits<'_>,
-    scratch: &mut Scratch,
-) -> (Report, Vec<CriticalPath>) {
+    let (mut report, mut paths) = (Report::default(), known);
     let begun = Instant::now();
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
@@ -154,16 +139,6 @@ fn run(
     report.paths = paths.len();
     report.elapsed_s = begun.elapsed().as_secs_f64();
     (report, paths)
-}
-
-fn first_paths(
-    problem: &Problem,
-    report: &Report,
-    limits: Limits<'_>,
-    scratch: &mut Scratch,
-) -> Vec<CriticalPath> {
-    let known = report.best.as_ref().filter(|_| limits.paths);
-    known.map(|(choice, _)| problem.critical_path(choice, scratch)).into_iter().collect()
 }
 
 /// Result of one program.

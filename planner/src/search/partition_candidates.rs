@@ -121,7 +121,7 @@ impl Configuration<'_> {
         let problem = self.problem_of(columns.collect());
         let work = work.saturating_sub(found.work);
         let limits = ilp::Limits { work, paths: true, until };
-        let report = ilp::solve(&problem, None, found.limit_s(), limits, scratch);
+        let report = ilp::solve(&problem, found.limit_s(), limits, scratch);
         found.ilps += report.solves as u64;
         found.ilp_s += report.elapsed_s;
         found.work += report.work;

@@ -30,7 +30,7 @@ pub(in crate::search) enum EveryCutStage {
     /// A configuration, bounded by whole layers.
     Configuration,
     /// A configuration, bounded by a linear program, with the work that its integer programs may
-    /// take next.
+    /// take next; 0 before the first.
     Relaxed(u64),
 }
 
@@ -69,9 +69,11 @@ impl Worker<'_> {
             }
             EveryCutStage::Pipeline => self.bounded(node, best_s).into_iter().collect(),
             EveryCutStage::Bounded => self.open_states(node, best_s),
-            EveryCutStage::Configuration => return self.relax(node, best_s, first_work, paths),
+            EveryCutStage::Configuration => return self.relax(node, best_s, paths),
             EveryCutStage::Relaxed(_) if first_work == 0 => vec![node.clone()],
-            EveryCutStage::Relaxed(work) => return self.solve(node, best_s, *work, paths),
+            EveryCutStage::Relaxed(work) => {
+                return self.solve(node, best_s, (*work).max(first_work), paths);
+            }
         };
         Expansion { parts, work: BOUND_WORK, ..Expansion::default() }
     }
@@ -149,13 +151,7 @@ impl Worker<'_> {
     }
 
     /// Bounds a configuration by linear programs over every cut and recompute split.
-    fn relax(
-        &mut self,
-        waiting: &SearchNode,
-        best_s: f64,
-        first_work: u64,
-        paths: &Paths,
-    ) -> Expansion {
+    fn relax(&mut self, waiting: &SearchNode, best_s: f64, paths: &Paths) -> Expansion {
         let mut expansion = Expansion::default();
         let d = waiting.decisions.clone();
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
@@ -169,7 +165,7 @@ impl Worker<'_> {
         expansion.paths = found.paths.into_iter().map(|path| (key, path)).collect();
         if !found.nothing_below {
             let bound_s = waiting.bound_s.max(configuration.with_overheads_s(found.bound_s));
-            let stage = EveryCutStage::Relaxed(first_work);
+            let stage = EveryCutStage::Relaxed(0);
             expansion.parts.push(node(bound_s, waiting.decisions.clone(), stage));
         }
         expansion

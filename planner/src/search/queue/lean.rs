@@ -7,7 +7,7 @@ use models::decisions::RecomputePolicy;
 use models::schedule::ScheduleName;
 
 /// Share of the time left for each corner of the space that needs little memory. In the one that
-/// needs least, nine mixtures of experts on few GPUs took 0.04 to 0.2 s, with a proof (2026-11-28,
+/// needs least, four mixtures of experts on few GPUs took 0.04 to 0.2 s, with a proof (2026-11-28,
 /// two cores).
 const SHARE: f64 = 0.4;
 
