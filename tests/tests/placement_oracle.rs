@@ -5,7 +5,7 @@ use meshwright_tests::random::Random;
 use meshwright_tests::{close, examined, instances, stages};
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use planner::partition::{Problem, Scratch, dynamic_program, ilp};
+use planner::partition::{Problem, Scratch, dynamic_program, ilp, relaxation};
 use planner::request::task::SOLVER_WORK;
 use planner::simulate::{Durations, Workspace};
 use planner::until::Until;
@@ -56,6 +56,31 @@ fn the_integer_program_equals_brute_force() {
     let all = examined(0, instances(300, 2000), |seed| Some(has_answer(seed)));
     let feasible = all.iter().filter(|feasible| **feasible).count();
     assert!(feasible * 3 > all.len(), "only {feasible} problems have an answer");
+}
+
+/// Compares the linear program with brute force; `None` where layers differ, returns whether it
+/// rules out what takes a tenth less.
+fn is_tight(seed: u64) -> Option<bool> {
+    let problem = stages::problem(&mut Random::new(seed));
+    let scratch = &mut Scratch::default();
+    let (_, best_s) = stages::best(&problem, scratch).filter(|_| problem.is_uniform())?;
+    let what = describe(seed, &problem);
+    let limits = ilp::Limits { paths: true, work: SOLVER_WORK, until: Until::default() };
+    // With a cut-off just above, columns are left out that might have replaced others.
+    for cutoff_s in [best_s * 1.5, best_s * 1.1, best_s * (1.0 + 1e-6)] {
+        let found = relaxation::solve(&problem, vec![], cutoff_s, limits, scratch);
+        let holds = !found.nothing_below && found.bound_s <= best_s * (1.0 + 1e-6);
+        assert!(holds, "{what}: {} above {best_s}, below {cutoff_s}", found.bound_s);
+    }
+    Some(relaxation::solve(&problem, vec![], 0.9 * best_s, limits, scratch).nothing_below)
+}
+
+#[test]
+fn the_linear_program_bounds_brute_force() {
+    let all = examined(20_000, instances(600, 3000), is_tight);
+    let tight = all.iter().filter(|tight| **tight).count();
+    println!("{tight} of {} tight", all.len());
+    assert!(all.len() > 50 && tight * 2 > all.len(), "{tight} of {}", all.len());
 }
 
 #[test]

@@ -62,7 +62,13 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         let notes: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
         output::print(&(as_text(args, &plan, &found, proof.as_ref()) + &notes))?;
     }
-    if found.violations.is_empty() { Ok(()) } else { Err(Failure::Refused) }
+    match (found.violations.is_empty(), proof) {
+        (false, _) => Err(Failure::Refused),
+        (true, Some(Verdict::Open { .. } | Verdict::Stopped { .. })) => {
+            Err(Failure::Undecided("error: the proof was not verified\n"))
+        }
+        (true, _) => Ok(()),
+    }
 }
 
 /// The note on a plan that seems to be one of least memory, but does not say so.
@@ -131,6 +137,7 @@ fn proof_json(verdict: &Verdict) -> Value {
     let (holds, least_s, least_all_s) = match verdict {
         Verdict::Holds { iteration_s, all_s } => (true, Some(iteration_s), Some(all_s)),
         Verdict::Stopped { iteration_s } => (false, Some(iteration_s), None),
+        Verdict::Open { iteration_s, all_s } => (false, Some(iteration_s), Some(all_s)),
         Verdict::Wrong(_) | Verdict::WithinOwnMemory(_) => (false, None, None),
     };
     json!({"holds": holds, "least_s": least_s, "least_over_all_cuts_s": least_all_s})
@@ -191,6 +198,11 @@ fn proof_words(proof: Option<&Verdict>) -> String {
         Some(Verdict::Stopped { iteration_s }) => format!(
             "not verified in the time: proof; so far, nothing over the cuts tried takes less than {}\n",
             seconds(*iteration_s)
+        ),
+        Some(Verdict::Open { iteration_s, all_s }) => format!(
+            "not verified: proof.gap; nothing over the cuts tried takes less than {}, but over all cuts nothing is shown to take less than {}\n",
+            seconds(*iteration_s),
+            seconds(*all_s)
         ),
         // Among the violations.
         Some(Verdict::Wrong(_) | Verdict::WithinOwnMemory(_)) => String::new(),

@@ -5,15 +5,18 @@ use crate::pricing::cost_cache::CostCache;
 use crate::request::restrictions::{Choice, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Found, Progress, search};
+use crate::until::Until;
 use models::decisions::{Decisions, Offload, RecomputePolicy};
 use models::program::unsupported_decisions;
 use serde::Serialize;
+use std::time::{Duration, Instant};
 
 /// Gains below this share are not shown.
 const LEAST_GAIN: f64 = 1e-3;
 
-/// Share of the time left for a plan with activations on the host.
+/// Share of the time left for a plan with activations on the host, and the most that it gets.
 const SHARE: f64 = 0.5;
+const MOST: Duration = Duration::from_secs(2);
 
 /// A setting with which a faster plan is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -61,10 +64,16 @@ fn activations(request: &Request, answer: &Answer, progress: Progress<'_>) -> Op
     }
     let restrictions =
         Restrictions { offload: Choice::of(&[Offload::Activations]), ..asked.clone() };
-    let (cutoff_s, every_cut_work) = (answer.plan.predicted.iteration_s, 0);
     let until = request.task().until.share(SHARE);
-    let task =
-        Task { restrictions: &restrictions, cutoff_s, every_cut_work, until, ..request.task() };
+    let latest = Instant::now() + MOST;
+    let deadline = Some(until.deadline.map_or(latest, |deadline| deadline.min(latest)));
+    let task = Task {
+        restrictions: &restrictions,
+        cutoff_s: (1.0 - LEAST_GAIN) * answer.plan.predicted.iteration_s,
+        every_cut_work: 0,
+        until: Until { deadline, ..until },
+        ..request.task()
+    };
     let Found { priced, .. } = search(&task, progress).best?;
     Some(FasterWith { setting: "offload=activations", iteration_s: priced.iteration_s })
 }

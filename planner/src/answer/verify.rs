@@ -30,6 +30,14 @@ pub enum Verdict {
         /// Over the cuts tried, s.
         iteration_s: f64,
     },
+    /// Over the cuts tried the proof holds. Over all cuts nothing takes less than `all_s`, which is
+    /// less than the proof says: the time was up, or all work was done.
+    Open {
+        /// Over the cuts tried, s.
+        iteration_s: f64,
+        /// Over all cuts, s.
+        all_s: f64,
+    },
     /// The proof is wrong.
     Wrong(Violation),
     /// The proof is wrong of the shortest time, but within the memory that the plan needs it holds,
@@ -67,7 +75,7 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
         return Verdict::Holds { iteration_s: tried_s, all_s: 0.0 };
     }
     // As by default, and where that proves less, as with --prove.
-    let mut open_s = 0.0;
+    let mut open_s = 0.0f64;
     for every_cut_work in [2 * EVERY_CUT_WORK, 2 * PROVING_WORK] {
         let outcome = search(&Task { cutoff_s: all_s, every_cut_work, ..task.clone() }, progress);
         if let Some(faster) = &outcome.best {
@@ -76,9 +84,12 @@ fn verify_within(request: &Request, plan: &Plan, progress: Progress<'_>) -> Verd
         if outcome.proof.gap <= KEPT {
             return Verdict::Holds { iteration_s: tried_s, all_s };
         }
-        open_s = all_s * (1.0 - outcome.proof.gap);
+        open_s = open_s.max(all_s * (1.0 - outcome.proof.gap));
+        if task.is_stopped() {
+            break;
+        }
     }
-    Verdict::Stopped { iteration_s: open_s }
+    Verdict::Open { iteration_s: tried_s, all_s: open_s }
 }
 
 /// A faster plan than a figure of the proof allows.

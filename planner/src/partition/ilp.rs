@@ -359,7 +359,7 @@ fn presolve(problem: &Problem) -> &'static [&'static str] {
 }
 
 /// Whether a stage's own work with a column stays below the cut-off. Other columns are dropped.
-fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
+pub(super) fn could_beat(problem: &Problem, stage: usize, column: usize, bar_s: f64) -> bool {
     let c = &problem.columns[stage][column];
     let runs = problem.pipeline.runs();
     runs * (c.load_s() + problem.vocab.passes_s) + c.tail_s + c.step_s < bar_s

@@ -6,7 +6,7 @@
 //!
 //! Layers may lie in any order, so that only the numbers of each kind count.
 
-use super::ilp::{Limits, Program, Relaxed, Values};
+use super::ilp::{Limits, Program, Relaxed, Values, could_beat};
 use super::{Column, Problem, Scratch};
 use crate::simulate::CriticalPath;
 
@@ -39,7 +39,7 @@ pub fn solve(
     scratch: &mut Scratch,
 ) -> Relaxation {
     debug_assert!(problem.is_uniform(), "layers lie in any order");
-    let problem = &without_replaceable(problem);
+    let problem = &without_replaceable(&below(problem, cutoff_s));
     let mut found = Relaxation { paths, ..Relaxation::default() };
     for _ in 0..MOST_PROGRAMS {
         if found.work >= limits.work || limits.until.is_over() {
@@ -92,11 +92,22 @@ fn mixed(problem: &Problem, relaxed: &Relaxed) -> Problem {
     Problem { columns, ..problem.clone() }
 }
 
+/// The problem without columns that the program would leave out. They must not replace others.
+fn below(problem: &Problem, cutoff_s: f64) -> Problem {
+    let of_stage = |(stage, columns): (usize, &Vec<Column>)| {
+        let kept = |column: &usize| could_beat(problem, stage, *column, cutoff_s);
+        (0..columns.len()).filter(kept).map(|column| columns[column]).collect()
+    };
+    let columns = problem.columns.iter().enumerate().map(of_stage).collect();
+    Problem { columns, ..problem.clone() }
+}
+
 /// Rounding that may hide that a column is replaceable, as a factor.
 const ROUNDING: f64 = 1.0 + 1e-12;
 
 /// The problem without columns that shares of two others replace: they cost no more, and stand for
-/// the same layers. All rows are linear, so the optimum stays the same.
+/// the same layers. All rows are linear and none falls with a cost, so the optimum stays the same.
+/// (The waits of 1F1B fall with a stage's passes, but no faster than its own work rises.)
 fn without_replaceable(problem: &Problem) -> Problem {
     let kinds = problem.kinds.iter().enumerate();
     let main = kinds.max_by_key(|(_, layers)| **layers).map_or(0, |(kind, _)| kind);

@@ -81,7 +81,7 @@ impl<'a> Task<'a> {
 /// x86-64, 3 GHz).
 pub const SOLVER_WORK: u64 = 30_000_000;
 
-/// Default work limit on every cut, in the same units: half a second of two cores at most.
+/// Default work limit on every cut, in the same units: about half a second of two cores.
 pub const EVERY_CUT_WORK: u64 = 1_000_000;
 
 /// The same with `--prove`, and integer programs: a few minutes of one core at most.

@@ -38,7 +38,8 @@ impl Run<'_> {
             let goes_on = |run: &Self| !task.is_stopped() && run.work < most_work;
             let bounding = |run: &Self| (goes_on(run) && !run.needs_programs()).then_some(0);
             self.expand_while(&mut team, bounding, progress);
-            if first_work >= LEAST_WORK && goes_on(self) && self.needs_programs() {
+            let is_open = self.least_waiting_s() < self.best_s && self.needs_programs();
+            if first_work >= LEAST_WORK && goes_on(self) && is_open {
                 self.improve_own(&mut team, first_work);
                 let all = |run: &Self| goes_on(run).then_some(first_work);
                 self.expand_while(&mut team, all, progress);

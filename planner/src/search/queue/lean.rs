@@ -1,6 +1,6 @@
 //! A plan where memory is short: dives follow what is fast, and may find nothing that fits.
 
-use super::Run;
+use super::{Corners, Run, WORK_SHARE};
 use crate::request::Task;
 use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use models::decisions::RecomputePolicy;
@@ -18,17 +18,25 @@ impl Run<'_> {
             return;
         }
         let asked = self.task.restrictions;
-        let mut corners = vec![leanest(asked), least_activations(asked), full_recomputation(asked)];
-        corners.dedup();
-        for restrictions in corners.iter().filter(|corner| *corner != asked) {
+        let mut corners: Vec<Restrictions> = vec![];
+        for corner in [leanest(asked), least_activations(asked), full_recomputation(asked)] {
+            if corner != *asked && !corners.contains(&corner) {
+                corners.push(corner);
+            }
+        }
+        for restrictions in &corners {
             if self.task.is_stopped() || self.is_enough() {
                 return;
             }
-            let until = self.task.until.share(SHARE);
-            let (cutoff_s, every_cut_work) = (self.best_s, 0);
-            let corner =
-                Task { restrictions, until, cutoff_s, every_cut_work, ..self.task.clone() };
-            let found = super::run(&corner, &mut |_| {});
+            let corner = Task {
+                restrictions,
+                until: self.task.until.share(SHARE),
+                cutoff_s: self.best_s,
+                solver_work: self.work_left() / WORK_SHARE,
+                every_cut_work: 0,
+                ..self.task.clone()
+            };
+            let found = super::run_within(&corner, &mut |_| {}, Corners::No);
             self.offer(found.best.map(Into::into));
         }
     }
@@ -63,7 +71,8 @@ fn full_recomputation(r: &Restrictions) -> Restrictions {
         lean.recompute = Choice::of(&[RecomputePolicy::Full]);
     }
     // `naive` has a single micro-batch, however large.
-    if r.micro_batch.allows(1) && r.schedule.allows(ScheduleName::OneFOneB) {
+    let several = r.schedule.among(&ScheduleName::ALL).iter().any(|s| *s != ScheduleName::Naive);
+    if r.micro_batch.allows(1) && several {
         lean.micro_batch = Numbers::only(1);
     }
     lean

@@ -45,8 +45,20 @@ const EXPANDING: f64 = 0.9;
 const DIVING: f64 = 0.4;
 const CLIMBING: f64 = 0.5;
 
+/// Whether corners of the space that need little memory are searched where nothing else is found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Corners {
+    Yes,
+    /// This is such a search.
+    No,
+}
+
 /// Runs the search.
 pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
+    run_within(task, progress, Corners::Yes)
+}
+
+fn run_within(task: &Task<'_>, progress: Progress<'_>, corners: Corners) -> Outcome {
     let begun = Instant::now();
     let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
@@ -56,7 +68,9 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
         let mut run = Run::new(task, Arc::clone(&pipelines), threads);
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
-        run.search_lean_corners();
+        if corners == Corners::Yes {
+            run.search_lean_corners();
+        }
         run.expand_all(&mut team, expanding.until, progress);
         drop(team);
         if !run.is_enough() {
