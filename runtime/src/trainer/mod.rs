@@ -61,8 +61,8 @@ fn exit_code(error: &Error) -> u8 {
     }
 }
 
-/// Whether another process of `plan launch` says it. What all ranks find alike is rank 0's to say;
-/// that a rank is lost, the lowest of the others'.
+/// Whether another process of `plan launch` says it. What all ranks find alike is rank 0's to say.
+/// That rank 0 itself is lost, every rank says that notices: the others only hear that one gave up.
 fn is_said_elsewhere(error: &Error) -> bool {
     let variable = |name: &str| std::env::var(name).ok();
     let place = launcher::discover(variable).ok().flatten();
@@ -75,7 +75,7 @@ fn is_said_elsewhere(error: &Error) -> bool {
 fn is_said_by_another(error: &Error, rank: usize) -> bool {
     match error {
         Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
-        Error::Comm(CommError::Lost { peer, .. }) => rank != usize::from(peer.rank == 0),
+        Error::Comm(CommError::Lost { peer, .. }) => rank > 0 && peer.rank > 0,
         // The rank that gave up has said why, unless it is silent itself.
         Error::Comm(CommError::Aborted { peer, .. }) => rank > 0 || peer.rank == 0,
         _ => false,
@@ -314,7 +314,7 @@ mod tests {
             Error::Comm(CommError::Lost { peer: peer(rank), by: 1, group, call })
         };
         assert_eq!(silent(&lost(2)), [false, true, true, true]);
-        assert_eq!(silent(&lost(0)), [true, false, true, true]);
+        assert_eq!(silent(&lost(0)), [false; 4]);
         assert_eq!(silent(&Error::Interrupted { steps: 1 }), [false, true, true, true]);
         assert_eq!(silent(&Error::NotStarted), [false; 4]);
     }
