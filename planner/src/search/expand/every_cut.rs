@@ -11,9 +11,11 @@ use crate::bounds::whole_layers::WholeLayers;
 use crate::bounds::workload::MicroBatchCost;
 use crate::partition::ilp;
 use crate::pricing::Configuration;
+use crate::pricing::cost_cache::CostCache;
 use crate::pricing::listed_cuts::is_complete;
 use crate::pricing::pipelines::PipelineKey;
 use crate::request::space::ExpertSplit;
+use crate::simulate::CriticalPath;
 use models::decisions::Decisions;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -153,11 +155,8 @@ impl Worker<'_> {
     /// Bounds a configuration by linear programs over every cut and recompute split.
     fn relax(&mut self, waiting: &SearchNode, best_s: f64, paths: &Paths) -> Expansion {
         let mut expansion = Expansion::default();
-        let d = waiting.decisions.clone();
-        let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
-        let configuration = configuration.in_own_times();
-        let key = PipelineKey::new(&configuration.decisions);
-        let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
+        let found = in_own_times(&self.cache, &waiting.decisions, paths);
+        let Some((configuration, key, known)) = found else { return expansion };
         let limits = ilp::Limits { work: RELAXING_WORK, paths: true, until: self.task.until };
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.bound_of_every_cut(known, within, limits, &mut self.scratch);
@@ -174,11 +173,8 @@ impl Worker<'_> {
     /// Integer programs over every cut and recompute split of one configuration.
     fn solve(&mut self, waiting: &SearchNode, best_s: f64, work: u64, paths: &Paths) -> Expansion {
         let mut expansion = Expansion::default();
-        let d = waiting.decisions.clone();
-        let Ok(configuration) = Configuration::new(&self.cache, d) else { return expansion };
-        let configuration = configuration.in_own_times();
-        let key = PipelineKey::new(&configuration.decisions);
-        let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
+        let found = in_own_times(&self.cache, &waiting.decisions, paths);
+        let Some((configuration, key, known)) = found else { return expansion };
         let limits = ilp::Limits { work, paths: true, until: self.task.until };
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.best_of_every_cut(known, within, limits, &mut self.scratch);
@@ -195,6 +191,19 @@ impl Worker<'_> {
         });
         expansion
     }
+}
+
+/// A configuration whose vocabulary passes are placed by its own times, with its key and the chains
+/// known of its pipeline.
+fn in_own_times<'c>(
+    cache: &'c CostCache<'c>,
+    d: &Decisions,
+    paths: &Paths,
+) -> Option<(Configuration<'c>, PipelineKey, Vec<CriticalPath>)> {
+    let configuration = Configuration::new(cache, d.clone()).ok()?.in_own_times();
+    let key = PipelineKey::new(&configuration.decisions);
+    let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
+    Some((configuration, key, known))
 }
 
 /// Work that counts for one bound, in the unit of [`ilp::Limits::work`].

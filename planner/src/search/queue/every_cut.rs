@@ -12,8 +12,7 @@ use std::sync::Arc;
 /// most, and what those of the plan's own configuration do.
 const FIRST_SHARE: u64 = 1 << 10;
 const OWN_SHARE: u64 = 4;
-/// Integer programs with less work would end with their first relaxation, which takes more with
-/// most numbers of columns.
+/// An integer program with less work would mostly end with its first relaxation.
 const LEAST_WORK: u64 = 10_000;
 /// Chains kept per pipeline.
 const MAX_PATHS: usize = 64;
