@@ -152,10 +152,11 @@ mutations: setup
 	tools/mutations.py --markdown docs/mutations.md
 
 # Ranks as processes must give the bits of ranks as threads, and end cleanly. Installs Open MPI.
+MPI_EXAMPLE = cargo build --workspace --locked --features meshwright-runtime/mpi --example golden
 mpi: setup mpi-packages
-	cargo build --workspace --locked --features meshwright-runtime/mpi --example golden
-	tools/mpi_equals_threads.sh
-	tools/ends_cleanly.sh
+	$(MPI_EXAMPLE)
+	@golden=$$($(MPI_EXAMPLE) --quiet --message-format=json | sed -n 's/.*"executable":"\([^"]*\/golden\)".*/\1/p') && \
+	  ls -l "$$golden" && tools/mpi_equals_threads.sh "$$golden" && tools/ends_cleanly.sh "$$golden"
 
 # Every CUDA kernel compiled for the GPUs it is meant for, and its machine code read: registers,
 # spills, and the share of a copy's bandwidth that its instructions leave. Spills and low shares

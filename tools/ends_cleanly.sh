@@ -1,10 +1,10 @@
 #!/bin/sh
 # Runs that are interrupted or lose a process end soon, with an exit code that says so: Ctrl-C with
 # ranks as threads and as MPI processes, a killed process, a rank that fails alone, a wrong number
-# of processes.
+# of processes. The argument is the example `golden`, built with the feature `mpi`.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-golden=${CARGO_TARGET_DIR:-$root/target}/debug/examples/golden
+golden=$1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export CASE=llama_gqa TP=2 PP=2 DP=2 MICRO_BATCH=1

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Trains golden cases with ranks as threads and as MPI processes, and compares metrics (without
-# times), weights and rank reports (without the processes' memory) byte by byte.
+# times), weights and rank reports (without the processes' memory) byte by byte. The argument is the
+# example `golden`, built with the feature `mpi`.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-golden=${CARGO_TARGET_DIR:-$root/target}/debug/examples/golden
+golden=$1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 

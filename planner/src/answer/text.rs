@@ -268,6 +268,9 @@ fn spent(plan: &Plan) -> String {
 
 fn proven(answer: &Answer) -> String {
     let proof = &answer.proof;
+    if answer.plan.decisions.post_validation && !proof.proven_optimal {
+        return format!("within {:.1} % of what layers alone take", 100.0 * proof.gap);
+    }
     let percent = |gap: f64| format!("within {:.1} % of the best", 100.0 * gap);
     let tried = match proof.searched_gap {
         0.0 => "the best".to_owned(),

@@ -40,7 +40,7 @@ fn post_validation(request: &Request, answer: &Answer) -> Option<FasterWith> {
     let allowed = !request.restrictions.post_validation.is_restricted();
     let on_host = d.offload != Offload::None;
     let possible = d.pp > 1 && d.schedule.splits_backward() && !d.vocab.over_pipeline();
-    if !allowed || !possible || d.fused_loss || on_host || d.post_validation {
+    if !allowed || !possible || on_host || d.post_validation {
         return None;
     }
     let decisions = Decisions { post_validation: true, ..d.clone() };

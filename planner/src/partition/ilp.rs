@@ -35,6 +35,7 @@ use good_lp::{
     variable, variables,
 };
 use highs::{HighsModelStatus, HighsSolutionStatus, Model, SolvedModel};
+use std::ops::AddAssign;
 use std::time::Instant;
 
 /// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility
@@ -48,16 +49,36 @@ pub struct Report {
     pub best: Option<(Choice, f64)>,
     /// Whether it is proven that nothing better than `best` (or the cut-off) exists.
     pub proven: bool,
-    /// Programs solved.
-    pub solves: usize,
-    /// Path rows added.
-    pub paths: usize,
-    /// Wall time of all programs, s.
-    pub elapsed_s: f64,
-    /// Work of all programs, counted as in [`Limits::work`].
-    pub work: u64,
+    /// What the programs cost.
+    pub effort: Effort,
     /// Largest proven lower bound on every partition, s.
     pub bound_s: f64,
+}
+
+/// What integer programs cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Effort {
+    /// Programs solved.
+    pub solves: u64,
+    /// Their wall time, s.
+    pub elapsed_s: f64,
+    /// Their work, counted as in [`Limits::work`].
+    pub work: u64,
+}
+
+impl Effort {
+    /// Wall time of a program on average, ms.
+    pub fn ms_each(&self) -> f64 {
+        1e3 * self.elapsed_s / self.solves.max(1) as f64
+    }
+}
+
+impl AddAssign for Effort {
+    fn add_assign(&mut self, more: Self) {
+        self.solves += more.solves;
+        self.elapsed_s += more.elapsed_s;
+        self.work += more.work;
+    }
 }
 
 /// Limits on work and precision.
@@ -99,7 +120,7 @@ pub fn solve_with(
     let begun = Instant::now();
     loop {
         let bar_s = report.best.as_ref().map_or(cutoff_s, |(_, value)| *value);
-        let left = limits.work.saturating_sub(report.work);
+        let left = limits.work.saturating_sub(report.effort.work);
         if left == 0 || limits.until.is_over() {
             break;
         }
@@ -108,9 +129,9 @@ pub fn solve_with(
             report.bound_s = bar_s;
             break;
         };
-        report.solves += 1;
+        report.effort.solves += 1;
         let solved = program.solve(left, limits.until);
-        report.work += solved.work.max(1);
+        report.effort.work += solved.work.max(1);
         if solved.nothing_below {
             report.proven = true;
             report.bound_s = bar_s;
@@ -136,8 +157,7 @@ pub fn solve_with(
         }
         paths.extend(path);
     }
-    report.paths = paths.len();
-    report.elapsed_s = begun.elapsed().as_secs_f64();
+    report.effort.elapsed_s = begun.elapsed().as_secs_f64();
     (report, paths)
 }
 

@@ -1,9 +1,9 @@
 //! Settings that contradict each other or the model, found before any search.
 
 use super::restrictions::{Restrictions, decision_of};
-use super::{Request, task::MOST_ONE_BY_ONE};
+use super::Request;
 use crate::request::pipeline_choices::PipelineChoices;
-use crate::request::space::{ExpertSplit, ParallelLayout, Space, divisors};
+use crate::request::space::{ParallelLayout, Space, divisors};
 use models::cluster::Dtype;
 use models::decisions::{Decision, Decisions};
 use models::input::{InputError, Place, Source};
@@ -27,7 +27,7 @@ pub fn check(request: &Request) -> Result<(), InputError> {
     if space(request, &request.restrictions).is_empty() {
         return Err(blame(request));
     }
-    unsearched(request)
+    Ok(())
 }
 
 /// Refuses a model that our trainer cannot run, if it has to.
@@ -58,31 +58,6 @@ pub fn unknown_format(request: &Request) -> Result<(), InputError> {
         "here dtype can be {}; `peak_flops` in the cluster's file lists what its device has",
         has.join(", ")
     )))
-}
-
-/// Refuses more combinations with post-validation than can be priced one by one: bounds do not
-/// hold for it.
-fn unsearched(request: &Request) -> Result<(), InputError> {
-    if !request.restrictions.wants_post_validation() {
-        return Ok(());
-    }
-    let space = space(request, &request.restrictions);
-    let mut counter = space.counter();
-    let mut count = 0;
-    for context in space.contexts() {
-        let of = |split: &ExpertSplit| counter.count(&split.of(&context.decisions));
-        count += space.expert_splits(&context.decisions).iter().map(of).sum::<u64>();
-        if count > MOST_ONE_BY_ONE {
-            let message = format!(
-                "--set post_validation=true leaves more than {MOST_ONE_BY_ONE} combinations"
-            );
-            return Err(InputError::new(message).help(
-                "they are priced one by one: set more decisions, such as tp, pp, schedule, vpp, micro_batch, zero_stage, \
-                 vocab and recompute",
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// The degrees that the user pinned.

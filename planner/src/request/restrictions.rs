@@ -224,15 +224,6 @@ impl Restrictions {
         self.post_validation.pinned() == Some(true)
     }
 
-    /// Whether the search may fuse the loss into the output layer. Combinations with
-    /// post-validation are priced one by one, so there are fewer unless it is asked for.
-    pub fn fused_losses(&self, post_validation: bool) -> Vec<bool> {
-        match post_validation && !self.fused_loss.is_restricted() {
-            true => vec![false],
-            false => self.fused_loss.among(&[false, true]),
-        }
-    }
-
     /// Reads all `--set key=value`, `key=a,b`, `key<=n` and `key>=n`.
     ///
     /// # Errors

@@ -224,7 +224,7 @@ impl<'a> Space<'a> {
     /// sequence parallelism on and off, the loss fused or not.
     pub fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
-        let fused = self.restrictions.fused_losses(d.post_validation);
+        let fused = self.restrictions.fused_loss.among(&[false, true]);
         for (cp_style, cp_ulysses) in self.styles(d) {
             for sequence_parallel in self.sequence_parallel(d) {
                 for &fused_loss in &fused {

@@ -86,6 +86,3 @@ pub const EVERY_CUT_WORK: u64 = 1_000_000;
 
 /// The same with `--prove`, and integer programs: a few minutes of one core at most.
 pub const PROVING_WORK: u64 = 100_000_000;
-
-/// Largest number of combinations that are priced one by one.
-pub const MOST_ONE_BY_ONE: u64 = 4096;

@@ -22,11 +22,6 @@ impl Configuration<'_> {
     /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
     /// may also end with the reductions of its own rank.
     pub(super) fn chain_s(&self, columns: &[Column]) -> f64 {
-        // Without a barrier, ranks do not wait for what comes before their first and after their
-        // last pass.
-        if self.decisions.post_validation {
-            return 0.0;
-        }
         if self.decisions.layout().copies() > 1 {
             return self.bidirectional_chain_s(columns);
         }

@@ -75,13 +75,14 @@ impl Configuration<'_> {
             false => self.every_cut(cutoff_s, ignore_memory, Layering::InOrder),
         };
         let Some(problem) = problem else {
-            let report = ilp::Report { proven, bound_s, work, ..ilp::Report::default() };
+            let effort = ilp::Effort { work, ..ilp::Effort::default() };
+            let report = ilp::Report { proven, bound_s, effort, best: None };
             return EveryCut { best: None, report, paths };
         };
         let left = ilp::Limits { work: limits.work - work, ..limits };
-        let (report, paths) = ilp::solve_with(&problem, paths, cutoff_s, left, scratch);
-        let (work, bound_s) = (report.work + work, report.bound_s.max(bound_s));
-        let report = ilp::Report { work, bound_s, ..report };
+        let (mut report, paths) = ilp::solve_with(&problem, paths, cutoff_s, left, scratch);
+        report.effort.work += work;
+        report.bound_s = report.bound_s.max(bound_s);
         let best = report.best.as_ref();
         let best = best.map(|(choice, value_s)| (self.placed_of(&problem, choice), *value_s));
         EveryCut { best, report, paths }

@@ -4,11 +4,11 @@
 
 mod candidate_chains;
 pub mod every_cut;
-mod exhaustive;
 mod expand;
 mod local_search;
 pub mod partition_candidates;
 mod partition_problem;
+mod post_validation;
 mod queue;
 
 use crate::partition::Scratch;
@@ -114,9 +114,8 @@ pub type Progress<'a> = &'a mut dyn FnMut(Standing);
 /// Finds the fastest configuration that fits.
 pub fn search(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     let begun = ThreadTime::now();
-    // The bounds hold for iterations that end at a barrier.
     let outcome = match task.restrictions.wants_post_validation() {
-        true => exhaustive::run(task, progress),
+        true => post_validation::run(task, progress),
         false => queue::run(task, progress),
     };
     task.until.count(begun);

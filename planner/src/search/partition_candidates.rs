@@ -69,9 +69,7 @@ impl Configuration<'_> {
                     found.offer(placed(ranges, recompute_choices), value_s);
                 }
             }
-            // The rows of the integer program are chains from the start of the iteration to its
-            // end.
-            if open && !self.decisions.post_validation {
+            if open {
                 self.best_recomputes(ranges, &stages, (work, until), &mut found, scratch);
             }
         }
@@ -90,13 +88,12 @@ impl Configuration<'_> {
     ) -> Option<f64> {
         let choice = vec![0; problem.stages()];
         let limit_s = found.limit_s();
-        let chains = !self.decisions.post_validation;
         let mut all = known.iter().copied().chain(&found.paths);
-        if chains && all.any(|path| problem.path_s(&choice, path, scratch) >= limit_s) {
+        if all.any(|path| problem.path_s(&choice, path, scratch) >= limit_s) {
             return None;
         }
         let value_s = problem.iteration_s(&choice, scratch);
-        if chains && value_s >= limit_s {
+        if value_s >= limit_s {
             found.paths.push(problem.critical_path(&choice, scratch));
         }
         Some(value_s)
@@ -119,12 +116,10 @@ impl Configuration<'_> {
                 recompute_choices.iter().enumerate().map(column).collect()
             });
         let problem = self.problem_of(columns.collect());
-        let work = work.saturating_sub(found.work);
+        let work = work.saturating_sub(found.effort.work);
         let limits = ilp::Limits { work, paths: true, until };
         let report = ilp::solve(&problem, found.limit_s(), limits, scratch);
-        found.ilps += report.solves as u64;
-        found.ilp_s += report.elapsed_s;
-        found.work += report.work;
+        found.effort += report.effort;
         if let Some((choice, value_s)) = &report.best {
             let chosen = choice
                 .iter()
@@ -353,12 +348,8 @@ pub struct BestListed {
     pub best: Option<(Placed, f64)>,
     /// Critical paths of placements that were no better than the cutoff or the best before them.
     pub paths: Vec<CriticalPath>,
-    /// Integer programs solved.
-    pub ilps: u64,
-    /// Wall time of these programs, s.
-    pub ilp_s: f64,
-    /// Their work, in the unit of [`ilp::Limits::work`].
-    pub work: u64,
+    /// What integer programs cost.
+    pub effort: ilp::Effort,
     /// Least bound of a program that ran out of work, s; 0 where not all were tried in time, and
     /// infinite where nothing is left open.
     pub open_s: f64,
@@ -370,9 +361,7 @@ impl Default for BestListed {
             cutoff_s: f64::INFINITY,
             best: None,
             paths: vec![],
-            ilps: 0,
-            ilp_s: 0.0,
-            work: 0,
+            effort: ilp::Effort::default(),
             open_s: f64::INFINITY,
         }
     }

@@ -77,7 +77,7 @@ impl Worker<'_> {
                 return self.solve(node, best_s, (*work).max(first_work), paths);
             }
         };
-        Expansion { parts, work: BOUND_WORK, ..Expansion::default() }
+        Expansion { parts, effort: of_work(BOUND_WORK), ..Expansion::default() }
     }
 
     /// Bounds a pipeline by whole layers.
@@ -160,7 +160,7 @@ impl Worker<'_> {
         let limits = ilp::Limits { work: RELAXING_WORK, paths: true, until: self.task.until };
         let within = (configuration.pipeline_s(best_s), self.task.ignore_memory);
         let found = configuration.bound_of_every_cut(known, within, limits, &mut self.scratch);
-        expansion.work = BOUND_WORK + found.work;
+        expansion.effort = of_work(BOUND_WORK + found.work);
         expansion.paths = found.paths.into_iter().map(|path| (key, path)).collect();
         if !found.nothing_below {
             let bound_s = waiting.bound_s.max(configuration.with_overheads_s(found.bound_s));
@@ -204,6 +204,10 @@ fn in_own_times<'c>(
     let key = PipelineKey::new(&configuration.decisions);
     let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
     Some((configuration, key, known))
+}
+
+fn of_work(work: u64) -> ilp::Effort {
+    ilp::Effort { work, ..ilp::Effort::default() }
 }
 
 /// Work that counts for one bound, in the unit of [`ilp::Limits::work`].

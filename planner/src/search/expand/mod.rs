@@ -22,7 +22,7 @@ use crate::bounds::cuts::PartitionBound;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
-use crate::partition::Scratch;
+use crate::partition::{Scratch, ilp};
 use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
@@ -103,12 +103,8 @@ pub(super) struct Expansion {
     pub placed: u64,
     /// Critical paths of placements that take longer than the closed form says.
     pub paths: Vec<(PipelineKey, CriticalPath)>,
-    /// Integer programs solved.
-    pub ilps: u64,
-    /// Wall time of these programs, s.
-    pub ilp_s: f64,
-    /// Work of these programs, in the unit of [`crate::partition::ilp::Limits::work`].
-    pub work: u64,
+    /// What integer programs cost.
+    pub effort: ilp::Effort,
     /// Least bound of a program that ran out of work, with overheads, s; infinite where none did.
     pub open_s: f64,
     /// Starts for local search: the best candidate partitions of configurations with a family of
@@ -126,9 +122,7 @@ impl Default for Expansion {
             cut_by_dominance: 0,
             placed: 0,
             paths: vec![],
-            ilps: 0,
-            ilp_s: 0.0,
-            work: 0,
+            effort: ilp::Effort::default(),
             open_s: f64::INFINITY,
             near: vec![],
         }
@@ -262,7 +256,11 @@ impl<'a> Worker<'a> {
         let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
         let fullest_s = work.fullest(pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
         let rank_s = fullest_s.max(work.layers_s(layer_s) / pp as f64);
-        let way_s = work.layers_s(|kind| layer_s(kind) - kind.weight_s);
+        // Without a barrier, iterations overlap.
+        let way_s = match self.task.restrictions.wants_post_validation() {
+            true => 0.0,
+            false => work.layers_s(|kind| layer_s(kind) - kind.weight_s),
+        };
         self.with_overheads_s((micro_batches as f64 * rank_s).max(way_s))
     }
 

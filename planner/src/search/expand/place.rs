@@ -31,9 +31,7 @@ impl Expansion {
         best: Option<Candidate>,
         bar_s: f64,
     ) {
-        self.ilps += found.ilps;
-        self.ilp_s += found.ilp_s;
-        self.work += found.work;
+        self.effort += found.effort;
         self.open_s = self.open_s.min(found.open_s);
         self.paths.extend(found.paths.into_iter().map(|path| (key, path)));
         if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
@@ -48,9 +46,7 @@ impl Expansion {
         report: &ilp::Report,
         paths: Vec<CriticalPath>,
     ) {
-        self.ilps += report.solves as u64;
-        self.ilp_s += report.elapsed_s;
-        self.work += report.work.max(1);
+        self.effort += report.effort;
         self.paths.extend(paths.into_iter().map(|path| (key, path)));
     }
 }
@@ -162,7 +158,7 @@ impl Worker<'_> {
                 below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
             if let Some((mut found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
                 found.open_s = found.open_s.max(bound_s);
-                self.work = self.work.saturating_sub(found.work);
+                self.work = self.work.saturating_sub(found.effort.work);
                 if slack > 1.0 {
                     expansion.near.extend(best.clone());
                 }

@@ -4,7 +4,7 @@
 use super::super::expand::every_cut::{EveryCutStage, node};
 use super::super::expand::{SearchNode, Stage};
 use super::team::{Answer, Batch, Team};
-use super::{Progress, Run, What};
+use super::{Progress, Run, Waiting, What};
 use crate::pricing::listed_cuts::is_complete;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Run<'_> {
     /// overheads, s; infinite where nothing lies below the incumbent.
     pub(super) fn settle_every_cut(&mut self, threads: usize, progress: Progress<'_>) -> f64 {
         let task = self.task;
-        let most_work = self.work.saturating_add(task.every_cut_work);
+        let most_work = self.programs.work.saturating_add(task.every_cut_work);
         let first_work = task.every_cut_work / FIRST_SHARE;
         self.most_paths = MAX_PATHS;
         let pipelines = Arc::clone(&self.pipelines);
@@ -34,7 +34,7 @@ impl Run<'_> {
         }
         std::thread::scope(|scope| {
             let mut team = Team::new(scope, task, &pipelines, threads);
-            let goes_on = |run: &Self| !task.is_stopped() && run.work < most_work;
+            let goes_on = |run: &Self| !task.is_stopped() && run.programs.work < most_work;
             let bounding = |run: &Self| (goes_on(run) && !run.needs_programs()).then_some(0);
             self.expand_while(&mut team, bounding, progress);
             let is_open = self.least_waiting_s() < self.best_s && self.needs_programs();
@@ -45,19 +45,18 @@ impl Run<'_> {
             }
         });
         let least_s = self.least_waiting_s();
-        self.waiting.clear();
+        self.waiting = Waiting::default();
         if least_s < self.best_s { least_s } else { f64::INFINITY }
     }
 
     /// Whether the least bound is that of linear programs.
     fn needs_programs(&self) -> bool {
-        let is_relaxed = |what: &What| match what {
-            What::SearchNode(node) => {
+        match self.waiting.0.values().next() {
+            Some(What::SearchNode(node)) => {
                 matches!(node.stage, Stage::EveryCut(EveryCutStage::Relaxed(_)))
             }
-            What::Context(_) => false,
-        };
-        self.waiting.peek().is_some_and(|least| is_relaxed(&least.what))
+            _ => false,
+        }
     }
 
     /// Integer programs over every cut of the plan's own configuration.

@@ -10,9 +10,10 @@ mod team;
 
 use super::expand::{Context, Expansion, Paths, SearchNode, Worker};
 use super::{Candidate, Effort, Found, Outcome, Progress, Standing};
-use crate::pricing::Configuration;
+use crate::partition::ilp;
+use crate::pricing::cost_cache::CostCache;
 use crate::pricing::pipelines::Pipelines;
-use crate::pricing::priced::{Placed, Priced};
+use crate::pricing::priced::Placed;
 use crate::request::Task;
 use crate::request::restrictions::Restrictions;
 use crate::simulate::CriticalPath;
@@ -20,8 +21,7 @@ use crate::until::Until;
 use models::decisions::{Decisions, RankOrder, RecomputePolicy};
 use models::plan::Proof;
 use models::schedule::ScheduleName;
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use team::{Answer, Batch, Team};
@@ -58,6 +58,12 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
     run_within(task, progress, Corners::Yes)
 }
 
+/// The load of the layers that some rank has in every configuration, with overheads, s.
+pub(super) fn least_load_s(task: &Task<'_>) -> f64 {
+    let worker = Worker::new(task, Arc::default());
+    worker.contexts_s(&contexts::all(task, 1).0).into_iter().fold(f64::INFINITY, f64::min)
+}
+
 fn run_within(task: &Task<'_>, progress: Progress<'_>, corners: Corners) -> Outcome {
     let begun = Instant::now();
     let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
@@ -83,36 +89,32 @@ fn run_within(task: &Task<'_>, progress: Progress<'_>, corners: Corners) -> Outc
     })
 }
 
-/// An entry of the heap; of equal bounds the first one pushed comes first.
-struct Waiting {
-    bound_s: f64,
-    number: u64,
-    what: What,
-}
+/// What waits, least bound first; of equal bounds the first one pushed comes first.
+#[derive(Default)]
+struct Waiting(BTreeMap<(u64, u64), What>);
 
-/// What waits. Contexts are indices because most are never expanded; search nodes are boxed because
-/// a heap moves its entries.
+/// A search node that waits. Contexts are indices because most are never expanded; others are boxed
+/// because the map moves its entries.
 enum What {
     Context(usize),
     SearchNode(Box<SearchNode>),
 }
 
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
+impl Waiting {
+    /// `number` tells entries of equal bounds apart. Bounds are times, and the bits of numbers that
+    /// are not negative are ordered as the numbers are.
+    fn push(&mut self, bound_s: f64, number: u64, what: What) {
+        self.0.insert((bound_s.max(0.0).to_bits(), number), what);
     }
-}
-impl Eq for Waiting {}
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+
+    fn least_s(&self) -> Option<f64> {
+        self.0.keys().next().map(|(bits, _)| f64::from_bits(*bits))
     }
-}
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // `BinaryHeap` pops the largest.
-        let by_bound = other.bound_s.total_cmp(&self.bound_s);
-        by_bound.then(other.number.cmp(&self.number))
+
+    /// The entry with the least bound, where that is below `limit_s`.
+    fn pop_below(&mut self, limit_s: f64) -> Option<(f64, What)> {
+        let bound_s = self.least_s().filter(|least_s| *least_s < limit_s)?;
+        self.0.pop_first().map(|(_, what)| (bound_s, what))
     }
 }
 
@@ -125,10 +127,10 @@ struct Run<'a> {
     contexts: Arc<[Context]>,
     /// Bounds of the contexts, with overheads, s.
     contexts_s: Vec<f64>,
-    waiting: BinaryHeap<Waiting>,
+    waiting: Waiting,
     /// Search nodes that take long to expand ([`SearchNode::takes_long`]). They wait until nothing
     /// else does: the better the incumbent, the fewer of them are expanded.
-    later: BinaryHeap<Waiting>,
+    later: Waiting,
     pushed: u64,
     /// Search nodes expanded so far.
     expansions: u64,
@@ -146,9 +148,7 @@ struct Run<'a> {
     left_open_s: f64,
     /// Starts for local search: the best candidate partitions within [`SLACK`] of the incumbent.
     near: Vec<Candidate>,
-    ilp_s: f64,
-    /// Work done by integer programs.
-    work: u64,
+    programs: ilp::Effort,
 }
 
 impl<'a> Run<'a> {
@@ -162,8 +162,8 @@ impl<'a> Run<'a> {
             effort: Effort::default(),
             contexts: Arc::from(contexts),
             contexts_s: vec![],
-            waiting: BinaryHeap::new(),
-            later: BinaryHeap::new(),
+            waiting: Waiting::default(),
+            later: Waiting::default(),
             pushed: 0,
             expansions: 0,
             best_s: task.cutoff_s,
@@ -174,25 +174,19 @@ impl<'a> Run<'a> {
             open_bound_s: f64::INFINITY,
             left_open_s: f64::INFINITY,
             near: vec![],
-            ilp_s: 0.0,
-            work: 0,
+            programs: ilp::Effort::default(),
         }
     }
 
     /// Work left for integer programs.
     fn work_left(&self) -> u64 {
-        self.task.solver_work.saturating_sub(self.work)
+        self.task.solver_work.saturating_sub(self.programs.work)
     }
 
     fn push(&mut self, node: SearchNode) {
-        let (bound_s, takes_long) = (node.bound_s, node.takes_long());
-        let waiting = self.numbered(bound_s, What::SearchNode(Box::new(node)));
-        if takes_long { self.later.push(waiting) } else { self.waiting.push(waiting) }
-    }
-
-    fn numbered(&mut self, bound_s: f64, what: What) -> Waiting {
         self.pushed += 1;
-        Waiting { bound_s, number: self.pushed, what }
+        let waiting = if node.takes_long() { &mut self.later } else { &mut self.waiting };
+        waiting.push(node.bound_s, self.pushed, What::SearchNode(Box::new(node)));
     }
 
     /// Bounds all contexts and fills the queue with them.
@@ -204,8 +198,8 @@ impl<'a> Run<'a> {
             let Answer::Contexts(bounds_s) = answer else { continue };
             for (bound_s, index) in bounds_s.into_iter().zip(&mut next) {
                 self.contexts_s.push(bound_s);
-                let waiting = self.numbered(bound_s, What::Context(index));
-                self.waiting.push(waiting);
+                self.pushed += 1;
+                self.waiting.push(bound_s, self.pushed, What::Context(index));
             }
         }
     }
@@ -233,11 +227,12 @@ impl<'a> Run<'a> {
         self.expand_while(team, work, progress);
         self.open_bound_s = self.open_bound_s.min(self.least_waiting_s());
         let contexts = &self.contexts;
-        let count = |waiting: Waiting| match waiting.what {
-            What::Context(index) => contexts[index].count(),
+        let count = |waiting: &What| match waiting {
+            What::Context(index) => contexts[*index].count(),
             What::SearchNode(node) => node.count,
         };
-        let left = self.waiting.drain().chain(self.later.drain());
+        let left = [&mut self.waiting, &mut self.later].map(std::mem::take);
+        let left = left.iter().flat_map(|waiting| waiting.0.values());
         self.proof.cut_by_time += left.map(count).sum::<u64>();
     }
 
@@ -285,8 +280,7 @@ impl<'a> Run<'a> {
 
     /// The least bound of a search node that is not expanded, with overheads, s.
     fn least_waiting_s(&self) -> f64 {
-        let least_s = |heap: &BinaryHeap<Waiting>| heap.peek().map(|least| least.bound_s);
-        let both_s = [least_s(&self.waiting), least_s(&self.later)];
+        let both_s = [self.waiting.least_s(), self.later.least_s()];
         both_s.into_iter().flatten().fold(f64::INFINITY, f64::min)
     }
 
@@ -297,15 +291,14 @@ impl<'a> Run<'a> {
             return vec![];
         }
         let best_s = self.best_s;
-        let is_open =
-            |heap: &BinaryHeap<Waiting>| heap.peek().is_some_and(|least| least.bound_s < best_s);
-        let (heap, most_leaves) = match (is_open(&self.waiting), is_idle) {
+        let is_open = self.waiting.least_s().is_some_and(|least_s| least_s < best_s);
+        let (waiting, most_leaves) = match (is_open, is_idle) {
             (false, true) => (&mut self.later, LATER_AT_ONCE),
             _ => (&mut self.waiting, LEAVES_AT_ONCE),
         };
         let (mut nodes, mut leaves) = (vec![], 0);
-        while nodes.len() < BATCH && leaves < most_leaves && is_open(heap) {
-            let Some(Waiting { bound_s, what, .. }) = heap.pop() else { break };
+        while nodes.len() < BATCH && leaves < most_leaves {
+            let Some((bound_s, what)) = waiting.pop_below(best_s) else { break };
             let node = match what {
                 What::Context(index) => self.contexts[index].node(bound_s),
                 What::SearchNode(node) => *node,
@@ -322,9 +315,7 @@ impl<'a> Run<'a> {
         self.proof.cut_by_memory += expansion.cut_by_memory;
         self.proof.cut_by_dominance += expansion.cut_by_dominance;
         self.proof.placed += expansion.placed;
-        self.proof.ilps += expansion.ilps;
-        self.ilp_s += expansion.ilp_s;
-        self.work += expansion.work;
+        self.programs += expansion.effort;
         self.open_bound_s = self.open_bound_s.min(expansion.open_s);
         self.near.extend(expansion.near);
         if !expansion.paths.is_empty() {
@@ -348,12 +339,13 @@ impl<'a> Run<'a> {
         self.proof.searched_gap = gap(self.open_bound_s.min(self.best_s));
         self.proof.gap = gap(self.open_bound_s.min(self.left_open_s).min(self.best_s));
         self.proof.proven_optimal = self.proof.gap == 0.0;
-        self.effort.ms_per_ilp = 1e3 * self.ilp_s / self.proof.ilps.max(1) as f64;
-        let mut worker = Worker::new(self.task, Arc::clone(&self.pipelines));
+        self.proof.ilps = self.programs.solves;
+        self.effort.ms_per_ilp = self.programs.ms_each();
+        let worker = Worker::new(self.task, Arc::clone(&self.pipelines));
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
-            let (decisions, priced) = self.in_usual_order(&mut worker, &decisions, &placed)?;
-            Some(Found { decisions, placed, priced })
+            let found = Found::new(&worker.cache, decisions, placed)?;
+            Some(self.in_usual_order(found, &worker.cache))
         });
         let named = |found: Candidate| {
             let restrictions = self.task.restrictions;
@@ -363,29 +355,19 @@ impl<'a> Run<'a> {
         let passed = self.passed.into_values().map(named).collect();
         Outcome { best, passed, proof: self.proof, effort: self.effort }
     }
-}
 
-impl Run<'_> {
-    /// A configuration with its price; with the usual rank order where that is as fast.
-    fn in_usual_order(
-        &self,
-        worker: &mut Worker<'_>,
-        d: &Decisions,
-        placed: &Placed,
-    ) -> Option<(Decisions, Priced)> {
-        let mut price = |decisions: Decisions| {
-            let configuration = Configuration::new(&worker.cache, decisions).ok()?;
-            let priced = configuration.price(placed, &mut worker.scratch);
-            Some((configuration.decisions, priced))
+    /// A configuration with the usual rank order, where that is allowed and as fast.
+    fn in_usual_order(&self, found: Found, cache: &CostCache<'_>) -> Found {
+        if !self.task.restrictions.rank_order.allows(RankOrder::DpInner) {
+            return found;
+        }
+        let decisions = Decisions { rank_order: RankOrder::DpInner, ..found.decisions.clone() };
+        let usual = Found::new(cache, decisions, found.placed.clone());
+        let as_good = |other: &Found| {
+            let (own, other) = (&found.priced, &other.priced);
+            other.fits >= own.fits && other.iteration_s <= own.iteration_s
         };
-        let found = price(d.clone())?;
-        let usual = Decisions { rank_order: RankOrder::DpInner, ..d.clone() };
-        let allowed = self.task.restrictions.rank_order.allows(RankOrder::DpInner);
-        let usual = if allowed { price(usual) } else { None };
-        let as_good = |other: &(Decisions, Priced)| {
-            other.1.fits >= found.1.fits && other.1.iteration_s <= found.1.iteration_s
-        };
-        Some(usual.filter(as_good).unwrap_or(found))
+        usual.filter(as_good).unwrap_or(found)
     }
 }
 
