@@ -19,7 +19,6 @@ use crate::partition::dynamic_program::Warm;
 use crate::partition::milestones::ArrivalTimes;
 use crate::pricing::cost_cache::CostCache;
 use crate::pricing::layers::Layers;
-use crate::simulate::CriticalPath;
 use models::schedule::ScheduleName;
 use std::ops::RangeInclusive;
 
@@ -317,28 +316,6 @@ impl<'a> PartitionBound<'a> {
             }
         }
         best_s
-    }
-
-    /// Length of a chain of passes, s, under the open partition that makes it shortest; `fixed_s`
-    /// is the part of transfers and vocabulary passes. The order of passes depends on the pipeline
-    /// alone, so that a chain found in one configuration bounds every other on that pipeline.
-    pub fn path_s(&self, cuts: &OpenCuts, path: &CriticalPath, fixed_s: f64) -> f64 {
-        let mut behind = vec![f64::INFINITY; self.len() + 1];
-        behind[self.len()] = 0.0;
-        for (stage, ranges) in cuts.ranges.iter().enumerate().rev() {
-            let mut here = vec![f64::INFINITY; self.len() + 1];
-            let [forwards, backwards, weights] =
-                [path.forward_count[stage], path.backward_count[stage], path.weight_count[stage]]
-                    .map(f64::from);
-            for &(start, end) in ranges {
-                let row = self.row(stage, start, end);
-                let own_s =
-                    forwards * row.forward_s + backwards * row.backward_s + weights * row.weight_s;
-                here[start] = here[start].min(own_s + behind[end]);
-            }
-            behind = here;
-        }
-        behind[0] + fixed_s
     }
 
     /// The exposed reductions of a stage, s. They follow its passes, or, on stage 0,

@@ -5,7 +5,7 @@ use super::cost_cache::{CostCache, LayerCosts};
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::partition::VocabWay;
-use crate::simulate::{Durations, InputDurations, VocabDurations};
+use crate::simulate::{InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
 use models::schedule::{PassRatios, PassTimes, ScheduleName, StageLayout};
@@ -337,29 +337,6 @@ pub(crate) fn vocab_passes(
     let held = cache.cluster.software.vocab_hidden_states * layer_costs.hidden_bytes;
     let workspace_bytes = cost.logits_bytes + held;
     Some(VocabPassCost { durations, parts, workspace_bytes })
-}
-
-/// Durations of transfers between stages and of vocabulary passes, with one chunk a rank and no
-/// layers.
-pub(crate) fn fixed_durations(
-    cache: &CostCache<'_>,
-    d: &Decisions,
-    layer_costs: &LayerCosts,
-) -> Durations {
-    let p2p_transfer = p2p_transfer(cache, d, layer_costs);
-    let link_s = |stage: usize| match p2p_transfer.blocks || stage + 1 == d.stages() {
-        true => 0.0,
-        false => p2p_transfer.behind_s(d.layout(), d.pp as usize, stage),
-    };
-    let passes = vocab_passes(cache, d, layer_costs);
-    Durations {
-        forward: vec![0.0; d.stages()],
-        backward: vec![0.0; d.stages()],
-        weight: vec![0.0; d.stages()],
-        link_s: (0..d.stages()).map(link_s).collect(),
-        paired: Default::default(),
-        vocab: passes.map(|passes| passes.durations).unwrap_or_default(),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Settings that contradict each other or the model, found before any search.
 
-use super::restrictions::{Restrictions, decision_of};
 use super::Request;
+use super::restrictions::{Restrictions, decision_of};
 use crate::request::pipeline_choices::PipelineChoices;
 use crate::request::space::{ParallelLayout, Space, divisors};
 use models::cluster::Dtype;

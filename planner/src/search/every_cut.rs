@@ -11,7 +11,6 @@ use crate::partition::{Choice, Column, Problem, Scratch, ilp};
 use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::{Configuration, StageCost};
 use crate::simulate::CriticalPath;
-use models::schedule::ScheduleName;
 
 /// The result for one configuration.
 #[derive(Clone, Debug, Default)]
@@ -144,27 +143,15 @@ impl Configuration<'_> {
         columns
     }
 
-    /// Layer ranges by stage that some cut has in which no rank's own passes, reductions and step
-    /// take `cutoff_s`, where its other stages hold as little as they can. With `counted`, one
-    /// range for each number of layers of each kind.
+    /// Layer ranges by stage that some cut has in which no stage's own passes, reductions and step
+    /// take `cutoff_s`. With `counted`, one range for each number of layers of each kind.
     fn open_ranges(&self, cutoff_s: f64, counted: bool) -> Option<Vec<OpenRanges>> {
         let (layers, stages) = (self.cache.layers.len(), self.stages());
-        let least_s: Vec<f64> = (0..stages).map(|stage| self.least_stage_s(stage)).collect();
-        let mut spare_s = vec![cutoff_s * (1.0 + 1e-9); self.ranks()];
-        for (rank, spare_s) in spare_s.iter_mut().enumerate() {
-            *spare_s -= self.micro_batches() * self.vocab_pass_s();
-            *spare_s -=
-                self.pipeline().stages_on(rank).map(|(stage, _)| least_s[stage]).sum::<f64>();
-        }
-        let looped_s = self.looped_limit_s(cutoff_s);
         let mut starts = vec![false; layers + 1];
         starts[0] = true;
         let mut open: Vec<OpenRanges> = vec![];
-        for (stage, least_s) in least_s.iter().enumerate() {
-            let more_s =
-                self.holders_of(stage).map(|rank| spare_s[rank]).fold(f64::INFINITY, f64::min);
-            let limits_s = (least_s + more_s, looped_s);
-            let (ranges, ends) = self.ranges_from(stage, &starts, limits_s);
+        for stage in 0..stages {
+            let (ranges, ends) = self.ranges_from(stage, &starts, cutoff_s);
             open.push(ranges);
             starts = ends;
         }
@@ -185,26 +172,9 @@ impl Configuration<'_> {
         open.iter().all(|ranges| !ranges.is_empty()).then_some(open)
     }
 
-    /// Breadth-first loops run all micro-batches of a stage before one of them goes on, forwards
-    /// and backwards: what a stage's passes of one micro-batch may take so that the path of one and
-    /// that stage's other passes take less than `cutoff_s`. Infinite for other schedules.
-    fn looped_limit_s(&self, cutoff_s: f64) -> f64 {
-        let m = self.micro_batches();
-        if self.decisions.schedule != ScheduleName::LoopedBfs || m < 2.0 {
-            return f64::INFINITY;
-        }
-        let way_s = self.ranks() as f64 * (self.mean_load_s() / m - self.vocab_pass_s());
-        (cutoff_s * (1.0 + 1e-9) - way_s) / (m - 1.0)
-    }
-
-    /// The ranges of a stage that start where the stages before may end, and where they end. Limits
-    /// are on all that the stage does and on its passes of one micro-batch.
-    fn ranges_from(
-        &self,
-        stage: usize,
-        starts: &[bool],
-        (limit_s, pass_limit_s): (f64, f64),
-    ) -> (OpenRanges, Vec<bool>) {
+    /// The ranges of a stage that start where the stages before may end, and where they end. All
+    /// that the stage does takes less than `limit_s`.
+    fn ranges_from(&self, stage: usize, starts: &[bool], limit_s: f64) -> (OpenRanges, Vec<bool>) {
         let layers = self.cache.layers.len();
         let (mut ranges, mut ends) = (vec![], vec![false; layers + 1]);
         let mut known: Vec<StageCost> = vec![];
@@ -215,8 +185,7 @@ impl Configuration<'_> {
                     Some(cost) => cost.clone(),
                     None => self.stage(stage, start, end),
                 };
-                let own_s = self.own_s(start..end, &cost);
-                if own_s >= limit_s || cost.load_s() >= pass_limit_s {
+                if self.own_s(start..end, &cost) >= limit_s {
                     break;
                 }
                 if self.cache.layers.is_uniform() && known.len() == end - first {
@@ -240,18 +209,6 @@ impl Configuration<'_> {
         let again_s = self.least_recompute(range.start, range.end).recompute_s;
         let runs = self.pipeline().runs();
         runs * (cost.load_s() + again_s) + cost.tail_s + cost.optimizer_s + cost.gather_s
-    }
-
-    /// The least of [`Self::own_s`] over the ranges of fewest layers.
-    fn least_stage_s(&self, stage: usize) -> f64 {
-        let (layers, fewest) = (&self.cache.layers, self.fewest_layers(stage));
-        let first_of = |kind| (0..layers.len()).find(|&layer| layers.kind_of(layer) == kind);
-        let firsts = (0..layers.kinds.len()).filter_map(first_of);
-        let own_s = |start| {
-            let range = start..start + fewest;
-            self.own_s(range.clone(), &self.stage(stage, range.start, range.end))
-        };
-        firsts.map(own_s).fold(f64::INFINITY, f64::min)
     }
 
     /// The placement that a choice of [`Self::every_cut`] stands for.

@@ -82,17 +82,13 @@ impl Configuration<'_> {
             }
             let cut = [after(&counts, pair)];
             let limits = Limits { cutoff_s: limit_s, ..limits };
-            let tried = self.best_listed(&cut, limits, scratch);
-            match tried.best {
+            match self.best_listed(&cut, limits, scratch).best {
                 Some((placed, value_s)) => {
                     (limit_s, failed) = (value_s, 0);
                     best = Some((placed, value_s));
                 }
                 None => failed += 1,
             }
-            chains.extend(
-                tried.paths.into_iter().map(|path| self.chain(path, placed, &problem, scratch)),
-            );
         }
         best
     }

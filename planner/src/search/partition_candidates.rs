@@ -17,14 +17,13 @@
 //! [`FEW_CUTS`]: crate::pricing::listed_cuts::FEW_CUTS
 //! [`LIGHTER`]: crate::pricing::listed_cuts::LIGHTER
 
-use crate::partition::{Column, Problem, Scratch, ilp};
+use crate::partition::{Column, Scratch, ilp};
 use crate::pricing::listed_cuts::{Ranges, few_cuts};
 use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
 use crate::pricing::recompute_split::{RecomputeCost, options};
 use crate::pricing::{Configuration, StageCost};
 use crate::request::task::SOLVER_WORK;
-use crate::simulate::CriticalPath;
 use crate::until::Until;
 use rustc_hash::FxHashMap as HashMap;
 
@@ -42,7 +41,7 @@ impl Configuration<'_> {
         limits: Limits<'_>,
         scratch: &mut Scratch,
     ) -> BestListed {
-        let Limits { cutoff_s, ignore_memory, known, work, until } = limits;
+        let Limits { cutoff_s, ignore_memory, work, until } = limits;
         let mut costs = HashMap::default();
         let mut found = BestListed { cutoff_s, ..BestListed::default() };
         for ranges in list {
@@ -65,38 +64,14 @@ impl Configuration<'_> {
                     continue;
                 }
                 let problem = self.problem_of(columns.into_iter().map(|c| vec![c]).collect());
-                if let Some(value_s) = self.value_s(&problem, known, &mut found, scratch) {
-                    found.offer(placed(ranges, recompute_choices), value_s);
-                }
+                let value_s = problem.iteration_s(&vec![0; problem.stages()], scratch);
+                found.offer(placed(ranges, recompute_choices), value_s);
             }
             if open {
                 self.best_recomputes(ranges, &stages, (work, until), &mut found, scratch);
             }
         }
         found
-    }
-
-    /// Time of the only choice of `problem` before overheads, s; `None` where a known chain shows
-    /// that it is no better than the best found. If it turns out no better, its critical path is
-    /// kept.
-    fn value_s(
-        &self,
-        problem: &Problem,
-        known: &[&CriticalPath],
-        found: &mut BestListed,
-        scratch: &mut Scratch,
-    ) -> Option<f64> {
-        let choice = vec![0; problem.stages()];
-        let limit_s = found.limit_s();
-        let mut all = known.iter().copied().chain(&found.paths);
-        if all.any(|path| problem.path_s(&choice, path, scratch) >= limit_s) {
-            return None;
-        }
-        let value_s = problem.iteration_s(&choice, scratch);
-        if value_s >= limit_s {
-            found.paths.push(problem.critical_path(&choice, scratch));
-        }
-        Some(value_s)
     }
 
     /// Searches all recompute splits of a partition by the integer program.
@@ -318,9 +293,6 @@ pub struct Limits<'a> {
     pub cutoff_s: f64,
     /// Whether to ignore memory.
     pub ignore_memory: bool,
-    /// Chains of passes of the same order. What one of them shows to take too long is not
-    /// simulated.
-    pub known: &'a [&'a CriticalPath],
     /// Work of integer programs, in the unit of [`ilp::Limits::work`].
     pub work: u64,
     /// When to end with the best so far.
@@ -330,13 +302,7 @@ pub struct Limits<'a> {
 impl Limits<'_> {
     /// All placements below a cutoff that fit. Integer programs get a part of the work of a search.
     pub fn below(cutoff_s: f64) -> Self {
-        Self {
-            cutoff_s,
-            ignore_memory: false,
-            known: &[],
-            work: SOLVER_WORK / 8,
-            until: Until::default(),
-        }
+        Self { cutoff_s, ignore_memory: false, work: SOLVER_WORK / 8, until: Until::default() }
     }
 }
 
@@ -346,8 +312,6 @@ pub struct BestListed {
     cutoff_s: f64,
     /// The best placement, with its time before overheads, s.
     pub best: Option<(Placed, f64)>,
-    /// Critical paths of placements that were no better than the cutoff or the best before them.
-    pub paths: Vec<CriticalPath>,
     /// What integer programs cost.
     pub effort: ilp::Effort,
     /// Least bound of a program that ran out of work, s; 0 where not all were tried in time, and
@@ -360,7 +324,6 @@ impl Default for BestListed {
         Self {
             cutoff_s: f64::INFINITY,
             best: None,
-            paths: vec![],
             effort: ilp::Effort::default(),
             open_s: f64::INFINITY,
         }

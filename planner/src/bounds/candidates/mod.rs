@@ -21,9 +21,7 @@ use super::workload::{KindCost, MicroBatchCost, VocabEnd};
 use crate::cost::state::LocalParams;
 use crate::pricing::layers::Counts;
 use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
-use crate::simulate::CriticalPath;
 use listed_cuts::{ChunkGroup, RankChunks, Shape, holds_all};
-use path_seconds::PathSeconds;
 
 /// Computes the bounds of candidate partitions.
 #[derive(Clone, Copy)]
@@ -37,9 +35,6 @@ pub struct ListedBound<'a> {
     /// Device memory for parameter state and activations; infinite where memory is ignored.
     pub budget_bytes: f64,
 }
-
-/// A chain of passes, and a lower bound on its vocabulary passes and their barriers, s.
-pub type Chain<'a> = (&'a CriticalPath, f64);
 
 impl ListedBound<'_> {
     /// Lower bound on the passes and the reductions of rank 0 over all candidates, s; infinite
@@ -66,23 +61,6 @@ impl ListedBound<'_> {
         let of = |candidate| self.candidate_s(candidates, candidate, &knapsack, limit_s);
         let bounds = candidates.shapes.shapes.iter().map(of).enumerate();
         bounds.filter(|(_, bound_s)| *bound_s < limit_s).collect()
-    }
-
-    /// The longest of some chains of passes under candidate `at`, s, without reductions and
-    /// recomputation. The order of passes depends on the pipeline alone, so that a chain found in
-    /// one configuration bounds every other on that pipeline.
-    pub fn longest_s(&self, candidates: &ListedCuts, at: usize, chains: &[Chain<'_>]) -> f64 {
-        if chains.is_empty() {
-            return 0.0;
-        }
-        let path = PathSeconds::new(self.spec, self.work, &candidates.shapes.shapes[at].stages);
-        chains.iter().map(|(chain, vocab_s)| path.chain_s(chain) + vocab_s).fold(0.0, f64::max)
-    }
-
-    /// The least of [`Self::longest_s`] over all candidates, s.
-    pub fn least_longest_s(&self, candidates: &ListedCuts, chains: &[Chain<'_>]) -> f64 {
-        let all = 0..candidates.shapes.shapes.len();
-        all.map(|at| self.longest_s(candidates, at, chains)).fold(f64::INFINITY, f64::min)
     }
 
     /// The bound of one candidate; infinite where it does not fit. A value of `limit_s` or more

@@ -4,7 +4,6 @@ use super::super::pipeline_spec::PipelineSpec;
 use super::super::workload::MicroBatchCost;
 use crate::partition::milestones::PassCounts;
 use crate::pricing::layers::Counts;
-use crate::simulate::CriticalPath;
 
 /// Seconds of one micro-batch by stage, with the vocabulary layers, blocking transfers and gaps of
 /// the stage, and their sums along the pipeline.
@@ -64,22 +63,6 @@ impl PathSeconds {
         let back_s = self.back_s[last] - self.back_s[to + 1];
         // The link after `to` is crossed on the way back to it.
         down_s + back_s + self.link_s(to)
-    }
-
-    /// Passes and links of a chain, s, without vocabulary passes and without what follows the last
-    /// pass.
-    pub fn chain_s(&self, chain: &CriticalPath) -> f64 {
-        let of = |(stage, [forward_s, backward_s, weight_s]): (usize, &PassCounts)| {
-            let times = |counts: &[u32]| f64::from(counts[stage]);
-            let [paired_forward, paired_backward] = &chain.paired_count;
-            times(paired_forward) * forward_s
-                + times(paired_backward) * (backward_s + weight_s)
-                + times(&chain.forward_count) * forward_s
-                + times(&chain.backward_count) * backward_s
-                + times(&chain.weight_count) * weight_s
-                + times(&chain.link_count) * self.link_s(stage)
-        };
-        self.seconds.iter().enumerate().map(of).sum()
     }
 
     /// The link after a stage, s.

@@ -2,7 +2,7 @@
 
 use super::layout::LayoutView;
 use super::states::StateBounds;
-use super::{Expansion, Paths, SearchNode, Stage, Worker};
+use super::{Expansion, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
@@ -36,18 +36,10 @@ impl Worker<'_> {
                 _ => parts.push(node.clone()),
             }
         }
-        let node = loop {
-            let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
-            let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
-            let Some((_, least)) = least.filter(|_| !self.task.is_stopped()) else {
-                return Expansion::default();
-            };
-            parts = match &least.stage {
-                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
-                    self.single_layouts(&least, group, best_s).parts
-                }
-                _ => break least,
-            };
+        let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
+        let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((_, node)) = least.filter(|_| !self.task.is_stopped()) else {
+            return Expansion::default();
         };
         self.with_layout(&node.decisions, |own, parallel| {
             own.most_cuts = CUTS;
@@ -172,7 +164,7 @@ impl Worker<'_> {
     ) {
         let (spec, work) = self.spec(parallel, &node.decisions);
         let states = Rc::clone(&parallel.states);
-        let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
+        let all = states.views.iter().map(|view| (self.expected_s(&spec, &work, view), view));
         let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
         views.sort_by(|a, b| a.0.total_cmp(&b.0));
         let before_s = expansion.bar_s(best_s);
@@ -186,8 +178,7 @@ impl Worker<'_> {
             let Some(placed_s) = self.placed_state_s(&d, view, parallel, bar_s) else { continue };
             let bound_s = bound_s.max(placed_s);
             if bound_s < bar_s {
-                let paths = Paths::default();
-                self.price_state(d, view, parallel, (bound_s, best_s), &paths, expansion);
+                self.price_state(d, view, parallel, (bound_s, best_s), expansion);
             }
         }
     }

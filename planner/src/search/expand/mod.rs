@@ -3,30 +3,29 @@
 mod context;
 mod dive;
 pub(super) mod every_cut;
-pub(super) mod group;
 mod layout;
 mod pipeline_bounds;
+pub(super) mod pipelines;
 mod place;
 mod states;
 
 pub(in crate::search) use context::Context;
 use every_cut::EveryCutStage;
-use group::Group;
 use layout::{LayoutKey, LayoutView};
 use pipeline_bounds::BoundSource;
+use pipelines::PipelineBounds;
 use states::StateBounds;
 
 use super::Candidate;
-use crate::bounds::candidates::{ListedBound, ListedCuts, ListedCutsKey, Shapes};
-use crate::bounds::cuts::PartitionBound;
+use crate::bounds::candidates::{ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::{Scratch, ilp};
-use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
+use crate::pricing::cost_cache::CostCache;
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
-use crate::pricing::stage_transfers::{P2pTransfer, fixed_durations};
+use crate::pricing::stage_transfers::P2pTransfer;
 use crate::request::Task;
 use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
 use crate::request::space::{ExpertSplit, Space};
@@ -76,10 +75,10 @@ pub(super) const SLACK: f64 = 0.01;
 pub(super) enum Stage {
     /// All but the expert split and what follows it.
     Context(Arc<[ExpertSplit]>),
-    /// Parallel layouts whose pipelines are being bounded.
-    ParallelLayout(Group),
-    /// Parallel layouts with the least bound of their pipelines.
-    Bounded(Group),
+    /// A parallel layout whose pipelines are being bounded.
+    ParallelLayout(PipelineBounds),
+    /// A parallel layout with the least bound of its pipelines.
+    Bounded(PipelineBounds),
     /// One pipeline, with the source of its bound.
     Pipeline(BoundSource),
     /// One pipeline, bounded with the recomputation that memory makes necessary, and the choices
@@ -101,7 +100,7 @@ pub(super) struct Expansion {
     pub cut_by_memory: u64,
     pub cut_by_dominance: u64,
     pub placed: u64,
-    /// Critical paths of placements that take longer than the closed form says.
+    /// Critical paths of placements: rows with which later programs begin.
     pub paths: Vec<(PipelineKey, CriticalPath)>,
     /// What integer programs cost.
     pub effort: ilp::Effort,
@@ -129,8 +128,8 @@ impl Default for Expansion {
     }
 }
 
-/// Critical paths by pipeline. A path bounds every configuration on its pipeline. The map is copied
-/// while threads look at it, but not the paths.
+/// Critical paths by pipeline, with which programs of its configurations begin: a path bounds every
+/// configuration on its pipeline. The map is copied while threads look at it, but not the paths.
 pub(super) type Paths = HashMap<PipelineKey, Arc<Vec<CriticalPath>>>;
 
 impl Expansion {
@@ -150,9 +149,6 @@ type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 /// the pipeline: all that candidates under any order of passes depend on.
 type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
 
-/// Entries kept of [`Worker::least_work`], half a kilobyte each.
-const MAX_LEAST_WORKS: usize = 1 << 16;
-
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -167,11 +163,7 @@ pub(super) struct Worker<'a> {
     candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
     any_order_candidates: HashMap<AnyOrderKey, Rc<ListedCuts>>,
     choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
-    /// By cost key of the first split, number of splits and whether there are several stages.
-    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
-    /// The pipelines priced last, without their parameter state: see [`Worker::stated`].
-    last_specs: Vec<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
     /// Work left for the integer programs of the current search node.
     work: u64,
     /// Candidate partitions that are priced at most of one configuration.
@@ -191,9 +183,7 @@ impl<'a> Worker<'a> {
             candidates: HashMap::default(),
             any_order_candidates: HashMap::default(),
             choices: HashMap::default(),
-            least_works: HashMap::default(),
             layouts: HashMap::default(),
-            last_specs: vec![],
             work: u64::MAX,
             most_cuts: usize::MAX,
         }
@@ -214,16 +204,13 @@ impl<'a> Worker<'a> {
         }
         match &node.stage {
             Stage::Context(splits) => self.split(node, splits, best_s),
-            Stage::ParallelLayout(group) => self.bound_group(node, group, best_s),
-            Stage::Bounded(group) if group.splits.len() > 1 => {
-                self.single_layouts(node, group, best_s)
-            }
-            Stage::Bounded(group) => self.pipelines(node, group, best_s),
+            Stage::ParallelLayout(bounds) => self.bound_layout(node, bounds, best_s),
+            Stage::Bounded(bounds) => self.pipelines(node, bounds, best_s),
             Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
-                own.check_pipeline(node, parallel, *source, best_s, paths)
+                own.check_pipeline(node, parallel, *source, best_s)
             }),
             Stage::States(bounds) => self.with_layout(&node.decisions, |own, parallel| {
-                own.expand_states(node, bounds, parallel, best_s, paths)
+                own.expand_states(node, bounds, parallel, best_s)
             }),
             Stage::Placed => self.solve_program(node, (best_s, work), paths),
             Stage::EveryCut(stage) => self.expand_every_cut(node, stage, (best_s, work), paths),
@@ -279,52 +266,24 @@ impl<'a> Worker<'a> {
         bounds_s
     }
 
-    /// Expands a context by the degrees of its experts; the overlap of the all-to-all is decided
-    /// later.
+    /// Expands a context by the splits of its experts.
     fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
         let mut expansion = Expansion::default();
         let count = node.count / splits.len() as u64;
-        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
-            let count = count * alike.len() as u64;
-            let work = self.least_work(&alike[0].of(&node.decisions), alike);
-            let bound_s = self
-                .layers_s(node.decisions.pp, node.decisions.micro_batches, &work)
-                .max(node.bound_s);
+        for split in splits {
+            let decisions = split.of(&node.decisions);
+            let layer_costs = self.cache.layer_costs(&decisions);
+            let work = MicroBatchCost::new(&self.cache, &decisions, &layer_costs);
+            let layers_s = self.layers_s(decisions.pp, decisions.micro_batches, &work);
+            let bound_s = layers_s.max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {
-                let decisions = alike[0].of(&node.decisions);
-                let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
+                let stage = Stage::ParallelLayout(Arc::from([]));
                 expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
             }
         }
         expansion
-    }
-
-    /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
-    /// differ only in how the all-to-all is overlapped. Layouts that differ only in pipeline and
-    /// replicas share it.
-    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
-        if splits.len() == 1 {
-            return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        }
-        let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
-        if let Some(known) = self.least_works.get(&key) {
-            return Rc::clone(known);
-        }
-        let of = |split: &ExpertSplit| {
-            let d = split.of(d);
-            MicroBatchCost::new(&self.cache, &d, &self.cache.price_of(&d))
-        };
-        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
-        let least = least
-            .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        if self.least_works.len() >= MAX_LEAST_WORKS {
-            self.least_works.clear();
-        }
-        let least = Rc::new(least);
-        self.least_works.insert(key, Rc::clone(&least));
-        least
     }
 
     /// Factor on the incumbent's time up to which candidate partitions are kept as starts for local
@@ -332,49 +291,6 @@ impl<'a> Worker<'a> {
     pub(super) fn slack(&self, list: CutList, spec: &PipelineSpec) -> f64 {
         let family = list == CutList::Family && !few_cuts(self.cache.layers.len(), spec.stages());
         if family { 1.0 + SLACK } else { 1.0 }
-    }
-
-    /// The longest known chain of a pipeline with the cheapest parameter state and rank order, with
-    /// overheads, s; `limit_s` where no partition lies below that.
-    fn paths_s(
-        &mut self,
-        parallel: &mut LayoutView,
-        d: &Decisions,
-        limit_s: f64,
-        paths: &Paths,
-    ) -> f64 {
-        let Some(known) = paths.get(&PipelineKey::new(d)) else { return 0.0 };
-        let (spec, work) = self.spec(parallel, d);
-        let fixed: Vec<_> = parallel
-            .choices
-            .rank_order
-            .iter()
-            .map(|&rank_order| {
-                let d = Decisions { rank_order, ..d.clone() };
-                fixed_durations(&self.cache, &d, &parallel.layer_costs)
-            })
-            .collect();
-        if let Some(list) = CutList::of(d.vocab, d.vpp) {
-            let vocab_s = |path: &CriticalPath| {
-                let all = fixed.iter().map(|durations| path.vocab_s(&durations.vocab));
-                all.fold(f64::INFINITY, f64::min)
-            };
-            let known: Vec<_> = known.iter().map(|path| (path, vocab_s(path))).collect();
-            let (state, budget_bytes) = (&parallel.states.least, f64::INFINITY);
-            let listed_bound = ListedBound { spec: &spec, work: &work, state, budget_bytes };
-            let pipeline_s = listed_bound.least_longest_s(&self.candidates(list, &spec), &known);
-            return self.with_overheads_s(pipeline_s / self.slack(list, &spec));
-        }
-        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
-        let partition_bound =
-            PartitionBound::new(&spec, &work, &parallel.states.least, &self.cache.layers, budget);
-        let partition_bound = partition_bound.in_made_order(&self.cache);
-        let Some(cuts) = partition_bound.solve(self.pipeline_s(limit_s)) else { return limit_s };
-        let of = |path: &CriticalPath| {
-            let lengths = fixed.iter().map(|durations| path.length_s(durations));
-            partition_bound.path_s(&cuts, path, lengths.fold(f64::INFINITY, f64::min))
-        };
-        self.with_overheads_s(known.iter().map(of).fold(0.0, f64::max))
     }
 
     /// Rank memory for parameter state and activations, bytes.

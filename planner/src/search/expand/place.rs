@@ -4,17 +4,14 @@ use super::layout::LayoutView;
 use super::{Candidate, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::candidates::ListedBound;
 use crate::bounds::closed;
-use crate::bounds::cuts::PartitionBound;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::StateView;
 use crate::bounds::workload::MicroBatchCost;
 use crate::partition::{dynamic_program, ilp};
 use crate::pricing::Configuration;
-use crate::pricing::cost_cache::LayerCosts;
 use crate::pricing::listed_cuts::{CutList, Ranges};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::priced::Placed;
-use crate::pricing::stage_transfers::{fixed_durations, vocab_passes};
 use crate::pricing::vocab_times::placed_by_times;
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
@@ -24,16 +21,9 @@ use std::rc::Rc;
 impl Expansion {
     /// Records the result for candidate partitions of a configuration, and `best` if it beats
     /// `bar_s`.
-    fn take_listed(
-        &mut self,
-        key: PipelineKey,
-        found: BestListed,
-        best: Option<Candidate>,
-        bar_s: f64,
-    ) {
+    fn take_listed(&mut self, found: BestListed, best: Option<Candidate>, bar_s: f64) {
         self.effort += found.effort;
         self.open_s = self.open_s.min(found.open_s);
-        self.paths.extend(found.paths.into_iter().map(|path| (key, path)));
         if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
             self.best = best;
         }
@@ -51,43 +41,22 @@ impl Expansion {
     }
 }
 
-/// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
-const LAST_SPECS: usize = 4;
-
 /// The integer programs of one configuration take at most this share of the time left.
 const PROGRAM_SHARE: f64 = 0.4;
-/// Multiple of a bound up to which known chains tighten it before a configuration is priced.
-const CHAINS_AHEAD: f64 = 1.1;
-/// Multiples of a bound up to which placements are sought in turn.
-const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
 impl Worker<'_> {
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
-    /// passes. Configurations that differ in ZeRO stage, shard group and offloading alone follow
-    /// one another, mixed with those of another rank order, and share the first two.
+    /// passes.
     pub(super) fn stated(
-        &mut self,
+        &self,
         d: &Decisions,
         view: &StateView,
         parallel: &LayoutView,
     ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
-        let pipeline =
-            Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
-        let known = self.last_specs.iter().find(|(of, ..)| *of == pipeline);
-        let (spec, plain) = match known {
-            Some((_, spec, plain)) => (spec.clone(), Rc::clone(plain)),
-            None => {
-                let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
-                let plain = match d.vocab.over_pipeline() || !is_usual(d) {
-                    true => Rc::new(self.own_work(d, parallel)),
-                    false => Rc::clone(&parallel.work),
-                };
-                if self.last_specs.len() == LAST_SPECS {
-                    self.last_specs.clear();
-                }
-                self.last_specs.push((pipeline, spec.clone(), Rc::clone(&plain)));
-                (spec, plain)
-            }
+        let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
+        let plain = match d.vocab.over_pipeline() || !is_usual(d) {
+            true => Rc::new(self.own_work(d, parallel)),
+            false => Rc::clone(&parallel.work),
         };
         let work = view.added_to(&plain, &spec).into_owned();
         (spec, plain, work)
@@ -119,69 +88,47 @@ impl Worker<'_> {
     /// Prices a configuration whose placements take at least `bound_s`, with overheads.
     pub(super) fn price_state(
         &mut self,
-        mut d: Decisions,
+        d: Decisions,
         view: &StateView,
         parallel: &LayoutView,
         (bound_s, best_s): (f64, f64),
-        paths: &Paths,
         expansion: &mut Expansion,
     ) {
         let bar_s = expansion.bar_s(best_s);
-        let (spec, plain, work) = self.stated(&d, view, parallel);
-        let step_s = closed::own_step_s(&spec, &work, view);
-        if let Some(list) = CutList::of(d.vocab, d.vpp) {
-            let budget_bytes = self.budget_bytes(&spec, &plain, view);
-            let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
-            let candidates = self.candidates(list, &spec);
-            let slack = self.slack(list, &spec);
-            let limit_s = self.pipeline_s(bar_s) * slack - step_s;
-            let mut below = listed_bound.below(&candidates, limit_s);
-            if below.is_empty() {
-                expansion.cut_by_time += 1;
-                return;
-            }
-            let d = self.in_own_times(d);
-            let key = PipelineKey::new(&d);
-            let known = known_paths(&key, paths, &expansion.paths);
-            let passes = vocab_passes(&self.cache, &d, &parallel.layer_costs);
-            let vocab = passes.map(|passes| passes.durations).unwrap_or_default();
-            let chains: Vec<_> = known.iter().map(|path| (*path, path.vocab_s(&vocab))).collect();
-            below.retain(|(at, _)| listed_bound.longest_s(&candidates, *at, &chains) < limit_s);
-            if below.is_empty() {
+        let Some(list) = CutList::of(d.vocab, d.vpp) else {
+            if bound_s >= bar_s {
                 expansion.cut_by_time += 1;
                 return;
             }
             expansion.placed += 1;
-            below.sort_by(|a, b| a.1.total_cmp(&b.1));
-            below.truncate(self.most_cuts);
-            let cuts: Vec<_> =
-                below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
-            if let Some((mut found, best)) = self.place_listed(d, &cuts, bar_s, &known, slack) {
-                found.open_s = found.open_s.max(bound_s);
-                self.work = self.work.saturating_sub(found.effort.work);
-                if slack > 1.0 {
-                    expansion.near.extend(best.clone());
-                }
-                expansion.take_listed(key, found, best, bar_s);
-            }
-            return;
-        }
-        let mut bound_s = bound_s;
-        if spec.chunks == 1 {
-            // The fewer cuts a limit leaves, the sooner their chains are known.
-            let near_s = bar_s.min(bound_s * CHAINS_AHEAD);
-            d = self.in_own_times(d);
-            let key = PipelineKey::new(&d);
-            let known = known_paths(&key, paths, &expansion.paths);
-            let chains_s = self.chains_s(&d, &parallel.layer_costs, view, near_s, &known);
-            bound_s = bound_s.max(self.with_overheads_s(chains_s + step_s).min(near_s));
-        }
-        if bound_s >= bar_s {
+            return self.place(self.in_own_times(d), bound_s, bar_s, expansion);
+        };
+        let (spec, plain, work) = self.stated(&d, view, parallel);
+        let budget_bytes = self.budget_bytes(&spec, &plain, view);
+        let listed_bound = ListedBound { spec: &spec, work: &work, state: view, budget_bytes };
+        let (candidates, slack) = (self.candidates(list, &spec), self.slack(list, &spec));
+        let step_s = closed::own_step_s(&spec, &work, view);
+        let limit_s = self.pipeline_s(bar_s) * slack - step_s;
+        let mut below = listed_bound.below(&candidates, limit_s);
+        if below.is_empty() {
             expansion.cut_by_time += 1;
             return;
         }
         expansion.placed += 1;
-        self.place(d, bound_s, bar_s, expansion);
+        below.sort_by(|a, b| a.1.total_cmp(&b.1));
+        below.truncate(self.most_cuts);
+        let cuts: Vec<_> =
+            below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
+        if let Some((mut found, best)) =
+            self.place_listed(self.in_own_times(d), &cuts, bar_s, slack)
+        {
+            found.open_s = found.open_s.max(bound_s);
+            self.work = self.work.saturating_sub(found.effort.work);
+            if slack > 1.0 {
+                expansion.near.extend(best.clone());
+            }
+            expansion.take_listed(found, best, bar_s);
+        }
     }
 
     /// A configuration with vocabulary passes placed by its own times, where they are.
@@ -193,60 +140,18 @@ impl Worker<'_> {
         own.map_or(d, |configuration| configuration.decisions)
     }
 
-    /// The longest known chain of a configuration, s; infinite where no partition lies below
-    /// `bar_s`.
-    pub(super) fn chains_s(
-        &self,
-        d: &Decisions,
-        layer_costs: &LayerCosts,
-        view: &StateView,
-        bar_s: f64,
-        known: &[&CriticalPath],
-    ) -> f64 {
-        if known.is_empty() || CutList::of(d.vocab, d.vpp).is_some() {
-            return 0.0;
-        }
-        let spec = PipelineSpec::new(&self.cache, d, layer_costs);
-        let plain = MicroBatchCost::of(&self.cache, d, layer_costs);
-        let budget = self.budget_bytes(&spec, &plain, view);
-        let work = view.added_to(&plain, &spec);
-        let fixed = fixed_durations(&self.cache, d, layer_costs);
-        let partition_bound = PartitionBound::new(&spec, &work, view, &self.cache.layers, budget);
-        let partition_bound = partition_bound.in_made_order(&self.cache);
-        let Some(cuts) = partition_bound.solve(self.pipeline_s(bar_s)) else {
-            return f64::INFINITY;
-        };
-        let path_s =
-            |path: &&CriticalPath| partition_bound.path_s(&cuts, path, path.length_s(&fixed));
-        known.iter().map(path_s).fold(0.0, f64::max)
-    }
-
-    /// Whether known chains prune a configuration.
-    fn is_cut_by(&self, d: &Decisions, best_s: f64, known: &[CriticalPath]) -> bool {
-        let layer_costs = self.cache.layer_costs(d);
-        let view = StateView::new(&self.cache, d, &layer_costs.params);
-        let spec = PipelineSpec::new(&self.cache, d, &layer_costs);
-        let step_s =
-            closed::own_step_s(&spec, &MicroBatchCost::of(&self.cache, d, &layer_costs), &view);
-        let known: Vec<_> = known.iter().collect();
-        let pipeline_s = self.chains_s(d, &layer_costs, &view, best_s, &known);
-        self.with_overheads_s(pipeline_s + step_s) >= best_s
-    }
-
     /// The best of the candidate partitions that takes less than `bar_s` times `slack`.
     fn place_listed(
         &mut self,
         d: Decisions,
         cuts: &[Ranges],
         bar_s: f64,
-        known: &[&CriticalPath],
         slack: f64,
     ) -> Option<(BestListed, Option<Candidate>)> {
         let configuration = Configuration::new(&self.cache, d).ok()?;
         let limits = Limits {
             cutoff_s: configuration.pipeline_s(bar_s) * slack,
             ignore_memory: self.task.ignore_memory,
-            known,
             work: self.work,
             until: self.task.until,
         };
@@ -301,9 +206,6 @@ impl Worker<'_> {
         let d = &node.decisions;
         let key = PipelineKey::new(d);
         let known = paths.get(&key).map_or_else(Vec::new, |known| Vec::clone(known));
-        if self.is_cut_by(d, best_s, &known) {
-            return expansion;
-        }
         let Ok(configuration) = Configuration::new(&self.cache, d.clone()) else {
             return expansion;
         };
@@ -338,16 +240,9 @@ impl Worker<'_> {
     ) {
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return };
         let ignore_memory = self.task.ignore_memory;
-        // The fewer columns a cutoff leaves, the sooner the dynamic program is done. What it finds
-        // below a cutoff is the best of all.
-        let cutoffs =
-            AHEAD.iter().map(|ahead| bound_s * ahead).filter(|cutoff_s| *cutoff_s < bar_s);
-        let solved = cutoffs.chain([bar_s]).find_map(|cutoff_s| {
-            let cutoff_s = configuration.pipeline_s(cutoff_s);
-            let problem = configuration.problem(cutoff_s, ignore_memory)?;
-            dynamic_program::solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
-        });
-        let Some((problem, bounded)) = solved else { return };
+        let cutoff_s = configuration.pipeline_s(bar_s);
+        let Some(problem) = configuration.problem(cutoff_s, ignore_memory) else { return };
+        let Some(bounded) = dynamic_program::solve(&problem, cutoff_s) else { return };
         let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
         if bound_s >= bar_s {
             return;
@@ -370,16 +265,6 @@ impl Worker<'_> {
 /// never places the ranks that share experts farther apart than others do.
 pub(super) fn is_usual(d: &Decisions) -> bool {
     d.ep == 1 || d.rank_order == RankOrder::DpInner
-}
-
-/// Known chains of a pipeline, with those just found.
-fn known_paths<'p>(
-    key: &PipelineKey,
-    paths: &'p Paths,
-    own: &'p [(PipelineKey, CriticalPath)],
-) -> Vec<&'p CriticalPath> {
-    let own = own.iter().filter(|(of, _)| of == key).map(|(_, path)| path);
-    paths.get(key).into_iter().flat_map(|known| known.iter()).chain(own).collect()
 }
 
 /// A candidate, if it is faster than `bar_s`.

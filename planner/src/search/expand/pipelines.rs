@@ -1,0 +1,153 @@
+//! Expands parallel layouts: from one bound for a whole layout to a bound for each of its
+//! pipelines.
+
+use super::layout::LayoutView;
+use super::pipeline_bounds::{BoundSource, PipelineBound};
+use super::states::StateBounds;
+use super::{Expansion, SearchNode, Stage, Worker};
+use models::decisions::Decisions;
+use std::sync::Arc;
+
+/// Bounds of a layout's pipelines, as ordered by [`Worker::pipeline_choices`]; empty before the
+/// first is bounded.
+pub(in crate::search) type PipelineBounds = Arc<[PipelineBound]>;
+
+/// How far beyond its bound a layout is looked into at a time, as a factor. What is put back may be
+/// pruned in the meantime.
+const LOOK_AHEAD: f64 = 1.1;
+/// How far beyond that limit the bound of a single pipeline is tightened, as a factor.
+const TIGHTEN_AHEAD: f64 = 1.2;
+
+/// A parallel layout with its bound, with overheads, s.
+pub(in crate::search) struct BoundedLayout {
+    pub(super) bound_s: f64,
+    pub(super) decisions: Decisions,
+}
+
+impl Worker<'_> {
+    /// The parallel layouts in a search node that may take less than `limit_s` (with overheads),
+    /// least bound first.
+    pub fn layouts_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
+        let parts = match &node.stage {
+            Stage::Context(splits) => self.split(node, splits, limit_s).parts,
+            _ => vec![node.clone()],
+        };
+        let layout =
+            |part: SearchNode| BoundedLayout { bound_s: part.bound_s, decisions: part.decisions };
+        let mut layouts: Vec<_> = parts.into_iter().map(layout).collect();
+        layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        layouts
+    }
+
+    /// Tightens the bound of a layout to the least bound of its pipelines. Only pipelines that may
+    /// be the least are bounded, and none far beyond the current bound.
+    pub(super) fn bound_layout(
+        &mut self,
+        node: &SearchNode,
+        known: &PipelineBounds,
+        best_s: f64,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let parallel = &mut self.view(d);
+        let limit_s = best_s.min(LOOK_AHEAD * node.bound_s);
+        let pipelines = self.pipeline_choices(&parallel.choices, d);
+        let mut bounds = known.to_vec();
+        bounds.resize(
+            pipelines.len(),
+            PipelineBound { bound_s: node.bound_s, source: BoundSource::Layout },
+        );
+        for (pipeline, bound) in pipelines.iter().zip(&mut bounds) {
+            if bound.source == BoundSource::Layout && bound.bound_s < limit_s {
+                let quick_s = self.quick_s(parallel, &pipeline.of(d), limit_s);
+                *bound = PipelineBound {
+                    bound_s: quick_s.max(bound.bound_s),
+                    source: BoundSource::Degrees,
+                };
+            }
+        }
+        let far_s = best_s.min(TIGHTEN_AHEAD * limit_s);
+        let mut least_s = f64::INFINITY;
+        while let Some((at, least)) = least_of(&bounds) {
+            least_s = least.bound_s;
+            let is_tight = matches!(least.source, BoundSource::AnyOrder | BoundSource::Memory);
+            if is_tight || least_s >= limit_s {
+                break;
+            }
+            let checked = self.checked_s(parallel, &pipelines[at].of(d), (limit_s, far_s), true);
+            bounds[at] = PipelineBound { bound_s: checked.bound_s.max(least_s), ..checked };
+        }
+        if least_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let bounds = Arc::from(bounds);
+        let stage = match least_s >= limit_s {
+            true => Stage::ParallelLayout(bounds),
+            false => Stage::Bounded(bounds),
+        };
+        let part = SearchNode { bound_s: least_s.max(node.bound_s), stage, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+
+    /// Expands a layout into its pipelines.
+    pub(super) fn pipelines(
+        &mut self,
+        node: &SearchNode,
+        bounds: &PipelineBounds,
+        best_s: f64,
+    ) -> Expansion {
+        let mut expansion = Expansion::default();
+        let choices = self.choices(&node.decisions);
+        let states = (choices.per_pipeline() / choices.recompute.len()) as u64;
+        let pipelines = self.pipeline_choices(&choices, &node.decisions);
+        expansion.cut_by_dominance = node.count - pipelines.len() as u64 * states;
+        for (pipeline, bound) in pipelines.into_iter().zip(bounds.iter()) {
+            let bound_s = bound.bound_s.max(node.bound_s);
+            if bound_s >= best_s {
+                expansion.cut_by_time += states;
+            } else {
+                let (decisions, stage) =
+                    (pipeline.of(&node.decisions), Stage::Pipeline(bound.source));
+                expansion.parts.push(SearchNode { bound_s, decisions, count: states, stage });
+            }
+        }
+        expansion
+    }
+
+    /// Tightens the bound of a pipeline by the recomputation that memory makes necessary.
+    pub(super) fn check_pipeline(
+        &mut self,
+        node: &SearchNode,
+        parallel: &mut LayoutView,
+        source: BoundSource,
+        best_s: f64,
+    ) -> Expansion {
+        let d = &node.decisions;
+        let mut bound_s = node.bound_s;
+        if !matches!(source, BoundSource::AnyOrder | BoundSource::Memory) {
+            // An earlier bound may have stopped early.
+            bound_s = bound_s.max(self.quick_s(parallel, d, best_s));
+        }
+        if source != BoundSource::Memory && bound_s < best_s {
+            let put_off = source != BoundSource::AnyOrder;
+            let checked = self.checked_s(parallel, d, (best_s, best_s), put_off);
+            bound_s = bound_s.max(checked.bound_s);
+            if checked.source == BoundSource::AnyOrder && bound_s < best_s {
+                let stage = Stage::Pipeline(BoundSource::AnyOrder);
+                let part = SearchNode { bound_s, stage, ..node.clone() };
+                return Expansion { parts: vec![part], ..Expansion::default() };
+            }
+        }
+        if bound_s >= best_s {
+            return Expansion::cut(node.count);
+        }
+        let stage = Stage::States(StateBounds::default());
+        let part = SearchNode { bound_s, stage, ..node.clone() };
+        Expansion { parts: vec![part], ..Expansion::default() }
+    }
+}
+
+/// The pipeline with the least bound, the first of equals.
+fn least_of(bounds: &[PipelineBound]) -> Option<(usize, PipelineBound)> {
+    let all = bounds.iter().copied().enumerate();
+    all.min_by(|a, b| a.1.bound_s.total_cmp(&b.1.bound_s))
+}
