@@ -246,8 +246,8 @@ fn post_validation_is_decided_by_hand() {
     let json = plan(&format!("{words} --set schedule=zb_h1 --json")).json();
     assert_eq!(json["decisions"]["post_validation"], true);
     for (setting, valid) in [
-        ("schedule=1f1b", "leaves nothing to choose from"),
-        ("vocab=parallel_1", "leaves nothing to choose from"),
+        ("schedule=1f1b", "needs a schedule with split backward passes: zb_h1,"),
+        ("vocab=parallel_1", "goes with post_validation false"),
     ] {
         let run = plan(&format!("{words} --set {setting}"));
         assert!(run.code != 0 && run.err.contains(valid), "{run:?}");
@@ -269,10 +269,13 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
 #[test]
 fn settings_are_never_dropped() {
     for (words, named) in [
-        ("--model gpt2_124m --gpus 8 --set cp=1 --set cp_ulysses=2", "leaves nothing"),
+        (
+            "--model gpt2_124m --gpus 8 --set cp=1 --set cp_ulysses=2",
+            "cp_ulysses is 1 where cp is 1",
+        ),
         (
             "--model mixtral_8x7b --gpus 16 --set moe_overlap=none --set moe_overlap_degree=4",
-            "leaves nothing",
+            "moe_overlap_degree of moe_overlap none is 1",
         ),
         ("--model llama8b --gpus 64 --set post_validation=true", "more than 4096 combinations"),
     ] {

@@ -117,13 +117,75 @@ fn degrees_that_do_not_divide_name_what_would() {
             &["cannot be split into micro_batch = 3", "1, 2, 4"],
         ),
         ("--gpus 8 --set ep=2", &["--set ep=2 leaves nothing", "ep can be 1"]),
-        ("--gpus 8 --set schedule=interleaved_1f1b --set pp=1", &["leaves nothing"]),
+        ("--gpus 8 --set schedule=interleaved_1f1b --set pp=1", &["needs pp above 1"]),
         ("--gpus 7", &["7 GPUs cannot be split over this model", "--gpus 6 or 8 can"]),
         ("--gpus 0", &["--gpus cannot be 0"]),
     ];
     for (words, parts) in cases {
         fails(&format!("--model {path} {words}"), 2, parts);
     }
+}
+
+/// Each rule between decisions that a user can break, in the words of its request.
+#[test]
+fn settings_that_exclude_each_other_name_the_rule() {
+    let dense = "--model llama8b --gpus 8 --global-batch 8";
+    let experts = "--model mixtral_8x7b --gpus 16";
+    let ours = "--model mixtral_8x7b --gpus 16 --cluster laptop";
+    let cases: [(&str, &str, &[&str]); 31] = [
+        (dense, "ep=4", &["--set ep=4 leaves nothing", "llama8b has no experts"]),
+        (dense, "dtype=bf16 'tp>=4' 'tp<=2'", &["no tp is allowed", "tp>=4", "tp<=2"]),
+        (dense, "'tp<=2' pp=1 'cp<=1' dp=2", &["must be the number of GPUs (8)"]),
+        (dense, "'dp>=8' 'micro_batch>=2'", &["a replica's batch (1 with dp 8)"]),
+        (dense, "cp=4 cp_style=hybrid cp_ulysses=4", &["a divisor of cp other than 1 and cp (4)"]),
+        (dense, "cp=2 cp_style=zigzag cp_ulysses=2", &["cp_ulysses of cp_style zigzag is 1"]),
+        (dense, "sequence_parallel=true tp=1", &["needs tp above 1", "tp can be 2, 4, 8"]),
+        (dense, "schedule=zb_v pp=4 vpp=3", &["exactly 2 chunks per pipeline rank: 3"]),
+        (
+            dense,
+            "schedule=dualpipe pp=8 offload=none",
+            &["dualpipe needs micro-batches", "16 would"],
+        ),
+        (dense, "schedule=naive pp=8 micro_batch=1", &["naive runs one micro-batch"]),
+        (dense, "schedule=1f1b post_validation=true", &["split backward passes: zb_h1, "]),
+        (dense, "schedule=zb_h1 offload=activations", &["whole backward passes: naive, gpipe"]),
+        (dense, "recompute=per_layer offload=activations", &["none, selective or full"]),
+        (dense, "recompute=none recompute_group=2", &["recompute_group 2 needs recompute full"]),
+        (dense, "fused_loss=true vocab=parallel_1", &["goes with fused_loss false"]),
+        (dense, "vocab=parallel_1 pp=1", &["it needs pp above 1"]),
+        (dense, "vocab=interlaced schedule=gpipe", &["a place for its passes: 1f1b"]),
+        (dense, "vocab=first_last pp=2 vpp=3 schedule=looped_bfs", &["32 layers over 6 stages"]),
+        (dense, "zero_stage=3 dp=1 cp=1", &["among dp · cp ranks, and here that is 1"]),
+        (dense, "dp_shard=3", &["dp_shard is 1 with zero_stage 0; or dp_shard of zero_stage 1"]),
+        (dense, "schedule=overlapped_1f1b", &["is for moe_overlap pair"]),
+        (experts, "ep=3", &["divide the number of experts (8), and 3", "1, 2, 4, 8"]),
+        (experts, "ep=8 tp=2 sequence_parallel=false", &["needs sequence_parallel"]),
+        (experts, "ep=8 pp=8 dtype=bf16", &["etp · ep (8) must divide tp · cp · dp (2)"]),
+        (experts, "etp=4 tp=2", &["etp must divide tp (2)"]),
+        (experts, "moe_overlap=tutel ep=1", &["it needs ep above 1"]),
+        (experts, "moe_overlap=tutel moe_overlap_degree=3", &["is 2, 4 or 8"]),
+        (experts, "moe_overlap=pair schedule=zb_v", &["overlapped_1f1b, dualpipe, dualpipe_v"]),
+        (experts, "aux_scope=global_batch schedule=1f1b", &["schedule naive, gpipe, looped_bfs"]),
+        (ours, "offload=optimizer", &["laptop has none beside its devices'", "can be none"]),
+        (ours, "moe_overlap=ampipe cp=2", &["laptop plans only what the trainer", "none or tutel"]),
+    ];
+    for (model, settings, parts) in cases {
+        let settings: Vec<String> = settings
+            .split_whitespace()
+            .map(|setting| format!("--set {}", setting.trim_matches('\'')))
+            .collect();
+        fails(&format!("{model} {}", settings.join(" ")), 2, parts);
+    }
+}
+
+/// A setting that has no part in it is not named.
+#[test]
+fn settings_without_a_part_in_a_conflict_are_not_named() {
+    let words = "--model llama8b --gpus 8 --set dtype=bf16 --set tp=1 --set sequence_parallel=true";
+    let said = plan(words).err;
+    assert!(said.contains("--set tp=1 and --set sequence_parallel=true exclude each"), "{said}");
+    assert!(!said.contains("dtype"), "{said}");
+    assert!(!plan("--model tiny --cluster laptop --gpus 7 --set dtype=f32").err.contains("dtype"));
 }
 
 #[test]

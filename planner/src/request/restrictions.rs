@@ -38,6 +38,12 @@ impl Numbers {
         }
     }
 
+    /// The numbers that the user wrote, bounds among them.
+    pub fn given(&self) -> impl Iterator<Item = u64> + '_ {
+        let bounds = [self.least, self.most].into_iter().flatten();
+        self.list.iter().flatten().copied().chain(bounds)
+    }
+
     /// Allows `value` alone.
     pub fn only(value: u64) -> Self {
         Self { list: Some(vec![value]), ..Self::default() }
@@ -45,9 +51,8 @@ impl Numbers {
 
     /// `usual` if it is allowed, else the nearest value that is.
     pub fn nearest(&self, usual: u64) -> u64 {
-        let bounds = [self.least, self.most].into_iter().flatten();
-        let given = self.list.iter().flatten().copied().chain(bounds);
-        let allowed = std::iter::once(usual).chain(given).filter(|&value| self.allows(value));
+        let allowed =
+            std::iter::once(usual).chain(self.given()).filter(|&value| self.allows(value));
         allowed.min_by_key(|value| value.abs_diff(usual)).unwrap_or(usual)
     }
 
