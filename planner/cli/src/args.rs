@@ -110,6 +110,9 @@ pub struct RequestArgs {
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["model", "global_batch", "seq_len", "tokens", "headroom", "expert_imbalance", "runnable"])]
     pub from: Option<PathBuf>,
     /// Print JSON
+    ///
+    /// Where there is no plan (exit codes 3 and 4) it has the request, `error`, and `shortage`: the
+    /// least memory found (`least`) and the changes with which something fits (`fits`).
     #[arg(long)]
     pub json: bool,
 }

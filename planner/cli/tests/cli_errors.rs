@@ -126,6 +126,30 @@ fn degrees_that_do_not_divide_name_what_would() {
     }
 }
 
+/// Programs read why there is no plan, by the names that answers have.
+#[test]
+fn without_a_plan_json_has_the_facts_of_the_text() {
+    let run =
+        plan("--model llama8b --gpus 1 --set offload=none --set micro_batch=1 --headroom 0 --json");
+    assert!(run.code == 3 && run.err.contains("nothing fits"), "{run:?}");
+    let json = run.json();
+    assert_eq!((&json["model"], &json["feasible"]), (&"llama8b".into(), &false.into()));
+    assert_eq!(json["error"], "nothing fits");
+    let least = &json["shortage"]["least"];
+    let bytes = |key: &str| least[key].as_u64().unwrap_or_else(|| panic!("{key}: {least}"));
+    assert_eq!(bytes("needed_bytes") - bytes("available_bytes"), bytes("missing_bytes"));
+    assert!(least["decisions"]["tp"] == 1 && least["memory_bytes"]["optimizer"].is_u64());
+    let fits = json["shortage"]["fits"].as_array().expect("changes are listed");
+    assert!(fits.iter().any(|one| one["change"] == "without --set offload=none"), "{fits:?}");
+
+    let words = "--model gpt_1t --gpus 46 --cluster gb300_nvl72 --time-limit 0.001 --json";
+    let run = plan(words);
+    assert!(run.code == 4 && run.err.contains("no plan was found in the time"), "{run:?}");
+    let json = run.json();
+    assert!(json["feasible"].is_null() && json["shortage"].is_null(), "{json}");
+    assert_eq!(json["error"], "no plan was found in the time, nor that there is none");
+}
+
 /// Each rule between decisions that a user can break, in the words of its request.
 #[test]
 fn settings_that_exclude_each_other_name_the_rule() {
