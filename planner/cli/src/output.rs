@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use models::input::{InputError, Source, in_words, parse_yaml};
 use models::text::{is_hidden, shown_lines};
+use planner::request::flags::cluster_warnings;
 use planner::search::Standing;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,13 @@ pub fn say(line: &str) {
     let line = format!("{}\n", shown_lines(line));
     // In one write: other processes write to the terminal too.
     let _nobody_reads = io::stderr().write_all(line.as_bytes());
+}
+
+/// Says warnings about a cluster's file.
+pub fn warn_of_cluster(name: Option<&str>) {
+    for warning in cluster_warnings(name) {
+        say(&format!("warning: {warning}"));
+    }
 }
 
 /// Prints JSON, with hidden characters escaped.

@@ -157,7 +157,7 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the request, or takes it from a plan, and prints the warnings about its model file.
+/// Reads the request, or takes it from a plan, and prints the warnings about its files.
 fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputError> {
     if let Some(plan) = known {
         let own = request_on(plan, args.cluster.as_deref())?;
@@ -169,9 +169,12 @@ fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputE
         if let Some((_, Some(note))) = priced {
             eprintln!("note: {}", shown(&note));
         }
-        return request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings);
+        let found = request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings)?;
+        output::warn_of_cluster(args.cluster.as_deref());
+        return Ok(found);
     }
     let request = Request::new(&args.flags())?;
+    output::warn_of_cluster(args.cluster.as_deref());
     let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
     for warning in warnings.unwrap_or_default() {
         eprintln!("warning: {}", shown(&warning));

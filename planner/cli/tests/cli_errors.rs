@@ -150,6 +150,18 @@ fn without_a_plan_json_has_the_facts_of_the_text() {
     assert_eq!(json["error"], "no plan was found in the time, nor that there is none");
 }
 
+/// A figure of no machine is warned of, and planned with.
+#[test]
+fn strange_figures_of_a_cluster_are_warned_of() {
+    let good = models::cluster::shipped_source("dgx_h100").unwrap().unwrap();
+    let text = good.text().replacen("bytes_per_s: 450e9", "bytes_per_s: 450e11", 1);
+    let path = file("strange.yaml", text.as_bytes());
+    let run = plan(&format!("--model llama8b --gpus 8 --set tp=1 --set pp=1 --cluster {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    let said: Vec<&str> = run.err.lines().filter(|line| line.starts_with("warning")).collect();
+    assert!(said.len() == 1 && said[0].contains("`bytes_per_s` is 4.5e13 bytes/s"), "{run:?}");
+}
+
 /// Each rule between decisions that a user can break, in the words of its request.
 #[test]
 fn settings_that_exclude_each_other_name_the_rule() {

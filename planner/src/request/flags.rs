@@ -313,6 +313,14 @@ pub fn read_cluster(name: &str) -> Result<ClusterSpec, InputError> {
 fn standard_input() -> Result<Source, InputError> {
     let mut bytes = vec![];
     let most = models::input::MAX_SOURCE_BYTES as u64 + 1;
+/// Warnings about a cluster's own file, one sentence each: figures that no machine has. Shipped
+/// ones have none.
+pub fn cluster_warnings(name: Option<&str>) -> Vec<String> {
+    let own = name.filter(|name| Path::new(name).exists());
+    let source = own.and_then(|name| Source::open(name).ok());
+    source.map_or_else(Vec::new, |source| cluster::warnings(&source))
+}
+
     std::io::stdin()
         .lock()
         .take(most)
