@@ -71,7 +71,8 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     if let Some(faster) = &faster {
         output::print(&format!("\n{}", explain_text::faster(faster)))?;
     }
-    let schedule = against_one_f_one_b(&request, &plan).map(|both| both.text(SECONDS_AND_BYTES));
+    let schedule = against_one_f_one_b(&request, &plan)
+        .map(|both| both.text(SECONDS_AND_BYTES, output::columns()));
     schedule.map_or(Ok(()), |text| output::print(&format!("\n{AGAINST}\n{text}")))
 }
 

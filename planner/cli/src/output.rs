@@ -42,6 +42,24 @@ pub fn warn_of_cluster(name: Option<&str>) {
     }
 }
 
+/// Columns of the terminal that standard output is; of anything else, [`COLUMNS`].
+pub fn columns() -> usize {
+    #[cfg(unix)]
+    if io::stdout().is_terminal()
+        && let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
+        && size.ws_col > 0
+    {
+        return usize::from(size.ws_col).clamp(NARROWEST, WIDEST);
+    }
+    COLUMNS
+}
+
+/// Columns of what is no terminal.
+const COLUMNS: usize = 100;
+/// Fewer columns than this are drawn over, more are left free.
+const NARROWEST: usize = 40;
+const WIDEST: usize = 400;
+
 /// Prints JSON, with hidden characters escaped.
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {
     print(&(escaped(&serde_json::to_string_pretty(value)?) + "\n"))

@@ -167,6 +167,27 @@ fn lists_name_what_is_shipped() {
     }
 }
 
+/// No line is wider than what is no terminal, and the figures are of both schedules.
+#[test]
+fn schedules_are_drawn_within_the_columns() {
+    for words in [
+        "1f1b --stages 4 --micro-batches 64",
+        "zb_v --stages 16 --micro-batches 8",
+        "zb_v --stages 16 --micro-batches 40 --against 1f1b",
+    ] {
+        let out = plan(&format!("schedule {words}")).out;
+        let widest = out.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(100), "{out}");
+    }
+    let out = plan("schedule 1f1b --stages 4 --micro-batches 64").out;
+    assert!(out.contains("its start // its end\nd0 F0"), "{out}");
+    let out = plan("schedule zb_v --stages 4 --micro-batches 8 --against 1f1b").out;
+    let head = out.split_once("\n\nzb_v\nd0").expect("the figures come first").0;
+    for part in ["schedule   zb_v\nmakespan   25.5", "schedule   1f1b\nmakespan   33"] {
+        assert!(head.contains(part), "{head}");
+    }
+}
+
 #[test]
 fn a_schedule_is_reported_and_drawn() {
     let run = plan("schedule 1f1b --stages 2 --micro-batches 4 --json --orders");
@@ -210,7 +231,7 @@ fn a_plan_says_why_its_schedule_wins() {
     assert_eq!(run.code, 0, "{run:?}");
     let out = plan(&format!("explain {path}")).out;
     assert!(out.contains("\nzb_v, its start // its end\nd0 F0"), "{out}");
-    assert!(out.contains("\n1f1b\nd0 FF"), "{out}");
+    assert!(out.contains("\n1f1b, its start // its end\nd0 F0"), "{out}");
     assert!(out.contains("shorter than 1f1b: on average a rank"), "{out}");
 }
 
