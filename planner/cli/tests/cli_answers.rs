@@ -167,6 +167,24 @@ fn lists_name_what_is_shipped() {
     }
 }
 
+/// What two plans differ in, in words and with units.
+#[test]
+fn differences_of_plans_are_words() {
+    let paths = [scratch("words_a.yaml"), scratch("words_b.yaml")].map(|p| p.display().to_string());
+    for (path, pp) in paths.iter().zip([2, 4]) {
+        let words = format!("--model tiny --cluster laptop --gpus 4 --set pp={pp} -o {path}");
+        assert_eq!(plan(&words).code, 0);
+    }
+    let out = plan(&format!("diff {} {}", paths[0], paths[1])).out;
+    assert!(!out.contains(['{', '[', '"']) || out.contains("stages[2]"), "{out}");
+    let row = out.lines().find(|line| line.starts_with("stages[2] ")).expect("there are four");
+    assert!(row.contains("absent -> ") && row.contains(" and "), "{row}");
+    assert!(!row.contains('{') && !row.contains('"'), "{row}");
+    let time = out.lines().find(|line| line.starts_with("predicted.iteration_s")).unwrap();
+    assert!(time.ends_with('s'), "{time}");
+    assert!(out.lines().any(|line| line.starts_with("decisions.pp ") && line.ends_with("2 -> 4")));
+}
+
 /// No line is wider than what is no terminal, and the figures are of both schedules.
 #[test]
 fn schedules_are_drawn_within_the_columns() {

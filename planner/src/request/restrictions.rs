@@ -298,6 +298,9 @@ impl<'a> Setting<'a> {
     }
 
     fn unknown(&self) -> InputError {
+        if let Some(row) = Decision::ALL.iter().find(|row| row.name == self.key) {
+            return self.derived(row);
+        }
         let names: Vec<&str> = Decision::names().collect();
         let flag = format!("--{}", self.key.replace('_', "-"));
         let hint = match FLAGS.contains(&flag.as_str()) {
@@ -306,6 +309,19 @@ impl<'a> Setting<'a> {
         };
         InputError::new(format!("--set {}: there is no decision `{}`", self.text, self.key))
             .help(format!("{hint}decisions are {}", names.join(" ")))
+    }
+
+    /// A decision that plans have and users do not set.
+    fn derived(&self, row: &Decision) -> InputError {
+        let instead = match row.name {
+            "micro_batches" => {
+                "set micro_batch or dp: micro_batches is global_batch / (dp · micro_batch)"
+            }
+            "pass_times" => "set schedule and vocab: the times are those of the plan's passes",
+            _ => "set the decisions that it follows from",
+        };
+        let message = format!("--set {}: {} follows from other decisions", self.text, row.name);
+        InputError::new(message).help(instead)
     }
 
     fn repeats(&self, before: &Self) -> InputError {
