@@ -39,6 +39,13 @@ fn cases() -> Vec<Case> {
         case("heads: many", 6, 8, "`heads` cannot be `many`", "a whole number, 0 or more"),
         case("heads: [8]", 6, 8, "`heads` cannot be", "one value"),
         case("heads: 2.5", 6, 8, "`heads` cannot be `2.5`", "a whole number, 0 or more"),
+        case(
+            "heads: 99999999999999999999",
+            6,
+            8,
+            "`heads` cannot be `99999999999999999999`",
+            "a whole number, 0 to 18446744073709551615",
+        ),
         case("heads: -8", 6, 8, "`heads` cannot be `-8`", "a whole number, 0 or more"),
         case("heads: 0", 6, 8, "`heads` cannot be 0", "valid: 1 to"),
         case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a whole number"),
@@ -345,13 +352,6 @@ const SHAPE: &str = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidd
                      \"max_position_embeddings\": 9000";
 const KV_HEADS: &str = ", \"num_key_value_heads\": 8";
 
-#[test]
-fn hugging_face_windows() {
-    let window = |model_type: &str, keys: &str| {
-        let window =
-            config(model_type, keys).unwrap_or_else(|error| panic!("{error}")).attention.window;
-        window.map(|window| (window.tokens, window.full_every))
-    };
 /// Formulas of each class in transformers 4.57.
 #[test]
 fn hugging_face_classes_have_formulas_of_their_own() {
@@ -411,6 +411,13 @@ fn hugging_face_classes_that_cannot_be_said_say_why() {
     }
 }
 
+#[test]
+fn hugging_face_windows() {
+    let window = |model_type: &str, keys: &str| {
+        let window =
+            config(model_type, keys).unwrap_or_else(|error| panic!("{error}")).attention.window;
+        window.map(|window| (window.tokens, window.full_every))
+    };
     let on = "\"use_sliding_window\": true, \"sliding_window\": 100, \"max_window_layers\": ";
     assert_eq!(window("mistral", ""), Some((4096, None)));
     assert_eq!(window("mistral", "\"sliding_window\": null"), None);

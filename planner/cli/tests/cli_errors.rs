@@ -226,14 +226,33 @@ fn settings_without_a_part_in_a_conflict_are_not_named() {
 
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 34] = [
+    let cases: [(&str, &[&str]); 41] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
         ("--model tiny --gpus eight", &["--gpus needs a whole number of at least 1, not `eight`"]),
         ("--model tiny --gpus -8", &["--gpus needs a whole number of at least 1, not `-8`"]),
-        ("--model tiny --gpus 99999999999999999999", &["--gpus needs a smaller number"]),
+        (
+            "--model tiny --gpus 99999999999999999999",
+            &["--gpus needs a whole number of 1 to 1048576"],
+        ),
+        (
+            "--model tiny --gpus 8 --seq-len 99999999999999999999",
+            &["--seq-len needs a whole number up to 18446744073709551615"],
+        ),
+        (
+            "--model tiny --gpus 8 --top 99999999999999999999",
+            &["--top needs a whole number up to 18446744073709551615"],
+        ),
+        ("--model tiny --gpus 8 --set tp=99999999999999999999", &["from 1 to 1073741824"]),
+        ("--model tiny --gpus 8 --time-limit 1e300", &["cannot be 1e300", "0 to 1000000"]),
+        ("--model tiny --gpus 8 --headroom 1e300", &["cannot be 1e300", "0 to "]),
+        (
+            "--model tiny --gpus 8 --set micro_batches=4",
+            &["micro_batches follows from other decisions", "set micro_batch or dp"],
+        ),
+        ("--model tiny --gpus 8 --set pass_times=1", &["set schedule and vocab"]),
         ("--model tiny --gpus 8 --top -1", &["--top needs a whole number, 0 or more, not `-1`"]),
         ("--model tiny --gpus 8 --headroom x", &["--headroom needs a number, not `x`"]),
         ("schedule 1f1b --stages -4 --micro-batches 8", &["--stages needs a whole number"]),

@@ -1,8 +1,8 @@
 //! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
-    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
+    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MOST, MoeOverlap, Offload,
+    RankOrder, RecomputePolicy, USUAL_BUCKET_MIB, Values, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;
@@ -347,10 +347,21 @@ impl<'a> Setting<'a> {
         let mut values = vec![];
         for value in &self.values {
             let number = value.parse().ok().filter(|&number: &u64| valid.contains(number));
-            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words(), ""))?);
+            values.push(number.ok_or_else(|| self.wrong(value, &self.valid_numbers(value), ""))?);
         }
         into.narrow(self.relation, values);
         Ok(())
+    }
+
+    /// What is valid instead of `value`: the most only where it is more.
+    fn valid_numbers(&self, value: &str) -> String {
+        let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+        match self.decision().values {
+            Values::Number { least, most: MOST } if is_number && value != "0" => {
+                format!("whole numbers from {least} to {MOST}")
+            }
+            _ => self.numbers_in_words(),
+        }
     }
 
     fn numbers_in_words(&self) -> String {
