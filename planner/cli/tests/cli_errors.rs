@@ -3,6 +3,7 @@
 mod cli_common;
 
 use cli_common::{file, plan, scratch};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Asserts that the command ends with this code and prints all these parts.
@@ -160,6 +161,16 @@ fn strange_figures_of_a_cluster_are_warned_of() {
     assert_eq!(run.code, 0, "{run:?}");
     let said: Vec<&str> = run.err.lines().filter(|line| line.starts_with("warning")).collect();
     assert!(said.len() == 1 && said[0].contains("`bytes_per_s` is 4.5e13 bytes/s"), "{run:?}");
+}
+
+/// Before anything is built.
+#[test]
+fn a_machine_without_a_gpu_is_told_so() {
+    let files = ["/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu"];
+    if cfg!(target_os = "linux") && !files.iter().any(|file| Path::new(file).exists()) {
+        let parts = ["no NVIDIA GPU here", "/dev/nvidiactl is missing", "--measured FILE"];
+        fails("calibrate --gpu --cluster dgx_h200", 2, &parts);
+    }
 }
 
 /// Each rule between decisions that a user can break, in the words of its request.
