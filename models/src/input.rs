@@ -399,6 +399,8 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
         _ => return None,
     };
     let valid = type_in_words(expected);
+    let valid = most(expected, source.value_at(at).trim())
+        .map_or_else(|| valid.to_owned(), |most| format!("a whole number, 0 to {most}"));
     let found = quotable(source.value_at(at).trim().lines().next().unwrap_or_default());
     let message = match (found.as_str(), without_value(source, at)) {
         ("", Some(key)) => format!("`{}` has no value", quotable(key)),
@@ -449,6 +451,20 @@ fn type_in_words(expected: &str) -> &str {
     ];
     let fits = |names: &[&str]| names.iter().any(|name| expected.contains(name));
     words.iter().find(|(names, _)| fits(names)).map_or(expected, |(_, words)| words)
+}
+
+/// The most that a type of whole numbers holds, where a whole number as written is more.
+fn most(expected: &str, found: &str) -> Option<u64> {
+    let types = [
+        ("u8", u64::from(u8::MAX)),
+        ("u16", u64::from(u16::MAX)),
+        ("u32", u64::from(u32::MAX)),
+        ("u64", u64::MAX),
+        ("usize", usize::MAX as u64),
+    ];
+    let (_, most) = *types.iter().find(|(name, _)| expected.contains(name))?;
+    let is_number = !found.is_empty() && found.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && found.parse().map_or(true, |number: u64| number > most)).then_some(most)
 }
 
 /// The key at `at` in quotes, or a word for the whole file.

@@ -87,6 +87,16 @@ pub fn line_fault(text: &str) -> Option<Fault> {
     hidden.map(|(index, c)| Fault::Hidden(c, index + 1))
 }
 
+/// A figure in words: short, whatever its size.
+pub fn figure(value: f64) -> String {
+    let size = value.abs();
+    if size == 0.0 || (1e-3..1e6).contains(&size) || !value.is_finite() {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
+}
+
 /// The text with every hidden character written out, such as `\u{1b}`: fit for one line of a
 /// terminal.
 pub fn shown(text: &str) -> Cow<'_, str> {

@@ -1,6 +1,8 @@
 //! Shipped clusters can be read; errors in cluster files.
 
-use models::cluster::{Dtype, Software, read, shipped, shipped_names, shipped_source, software};
+use models::cluster::{
+    Dtype, Software, read, shipped, shipped_names, shipped_source, software, warnings,
+};
 use models::input::Source;
 
 fn told(edit: impl Fn(&str) -> String) -> String {
@@ -145,6 +147,42 @@ fn figures_of_no_machine_are_refused_with_their_range() {
             assert!(error.message.contains(&format!("`{key}` cannot be {value}")), "{error}");
         }
     }
+}
+
+/// Valid figures of no machine: bytes where gigabytes were meant, a thousandfold, s where µs were
+/// meant.
+#[test]
+fn figures_in_another_unit_are_warned_of() {
+    for name in shipped_names() {
+        assert_eq!(warnings(&shipped_source(name).unwrap().unwrap()), [""; 0], "{name}");
+    }
+    let good = shipped_source("dgx_h100").unwrap().unwrap();
+    let host = good.text().split_once("\n  memory_bytes: ").unwrap().1;
+    let host = format!("\n  memory_bytes: {}", host.split_whitespace().next().unwrap());
+    let cases = [
+        ("bytes_per_s: 450e9", "bytes_per_s: 450e3", "`bytes_per_s` is 450000 bytes/s; machines"),
+        ("hbm_bytes_per_s: 3.35e12", "hbm_bytes_per_s: 3.35e15", "have 1e9 to 1e14"),
+        ("latency_s: 1.5e-6", "latency_s: 1.5", "`latency_s` is 1.5 s; machines have 1e-9 to"),
+        ("bf16: 989.4e12", "bf16: 989.4", "`bf16` cannot be"),
+        ("bf16: 989.4e12", "bf16: 989.4e6", "`peak_flops` is 9.894e8 FLOP/s"),
+        (host.as_str(), "\n  memory_bytes: 0", "nothing can be offloaded"),
+        (host.as_str(), "\n  memory_bytes: 2048", "`memory_bytes` is 2048 bytes"),
+    ];
+    for (from, to, says) in cases {
+        let text = good.text().replacen(from, to, 1);
+        assert_ne!(text, good.text(), "no {from}");
+        let line = 1 + text[..text.find(to).unwrap() + 1].matches('\n').count();
+        let source = Source::from_bytes("my.yaml", text.into_bytes()).unwrap();
+        let Ok(_) = read(&source) else {
+            assert!(says.contains("cannot be"), "{to} is valid");
+            continue;
+        };
+        let said = warnings(&source);
+        assert!(said.len() == 1 && said[0].contains(says), "{to}: {said:?}");
+        assert!(said[0].starts_with(&format!("my.yaml:{line}: ")), "{to}: {said:?}");
+    }
+    let laptop = shipped_source("laptop").unwrap().unwrap();
+    assert!(laptop.text().contains("memory_bytes: 0 "), "host and device are one");
 }
 
 /// A file of a few MB could name more combinations of sizes than memory holds.

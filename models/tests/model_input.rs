@@ -2,7 +2,8 @@
 
 use models::input::{InputError, Source, parse_yaml};
 use models::model::{
-    ModelSpec, default_global_batch, read, shipped_names, shipped_source, warnings,
+    Activation, ModelSpec, NormKind, default_global_batch, read, shipped_names, shipped_source,
+    warnings,
 };
 use proptest::prelude::*;
 
@@ -38,6 +39,13 @@ fn cases() -> Vec<Case> {
         case("heads: many", 6, 8, "`heads` cannot be `many`", "a whole number, 0 or more"),
         case("heads: [8]", 6, 8, "`heads` cannot be", "one value"),
         case("heads: 2.5", 6, 8, "`heads` cannot be `2.5`", "a whole number, 0 or more"),
+        case(
+            "heads: 99999999999999999999",
+            6,
+            8,
+            "`heads` cannot be `99999999999999999999`",
+            "a whole number, 0 to 18446744073709551615",
+        ),
         case("heads: -8", 6, 8, "`heads` cannot be `-8`", "a whole number, 0 or more"),
         case("heads: 0", 6, 8, "`heads` cannot be 0", "valid: 1 to"),
         case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a whole number"),
@@ -343,6 +351,65 @@ const SHAPE: &str = "\"hidden_size\": 64, \"num_attention_heads\": 8, \"num_hidd
                      \"intermediate_size\": 128, \"vocab_size\": 100, \
                      \"max_position_embeddings\": 9000";
 const KV_HEADS: &str = ", \"num_key_value_heads\": 8";
+
+/// Formulas of each class in transformers 4.57.
+#[test]
+fn hugging_face_classes_have_formulas_of_their_own() {
+    let read = |model_type: &str, keys: &str| {
+        config(model_type, keys).unwrap_or_else(|error| panic!("{model_type}: {error}"))
+    };
+    let gemma = read("gemma", "");
+    assert_eq!((gemma.attention.head_dim, gemma.norm.per_layer), (256, 2));
+    assert!(gemma.tied_embeddings && gemma.numerics.norm_unit_offset);
+    assert_eq!((gemma.mlp.activation, gemma.numerics.embedding_scale), (Activation::Geglu, 8.0));
+
+    let phi3 = read("phi3", "\"sliding_window\": 100, \"partial_rotary_factor\": 0.5");
+    assert_eq!(phi3.attention.window.map(|window| window.tokens), Some(100));
+    assert_eq!((phi3.attention.rotary_dim, phi3.numerics.norm_eps), (Some(4), 1e-5));
+    assert!(phi3.assumptions.iter().any(|said| said.contains("Llama's names")));
+    let long = "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0]}";
+    assert_eq!(read("phi3", long).numerics.unknown, ["rope_scaling"]);
+
+    let factors = "\"attention_multiplier\": 0.25, \"embedding_multiplier\": 12, \
+                   \"logits_scaling\": 16, \"residual_multiplier\": 0.22";
+    let granite = read("granite", factors);
+    assert_eq!(granite.numerics.score_scale(), 0.25);
+    assert_eq!(granite.numerics.embedding_scale, 12.0);
+    assert_eq!(granite.numerics.unknown, ["logits_scaling", "residual_multiplier"]);
+    assert_eq!(read("granite", "").numerics.score_scale(), 1.0);
+
+    let starcoder2 = read("starcoder2", "\"embedding_dropout\": 0.0");
+    assert_eq!(starcoder2.norm.kind, NormKind::LayerNorm);
+    assert_eq!(starcoder2.mlp.activation, Activation::Gelu);
+    let attention = &starcoder2.attention;
+    assert!(attention.qkv_bias && attention.out_bias && starcoder2.mlp.bias);
+    assert!(starcoder2.tied_embeddings && starcoder2.dropout == 0.0);
+    let plain = read("starcoder2", "\"use_bias\": false");
+    assert!(!plain.attention.qkv_bias && !plain.attention.out_bias && !plain.mlp.bias);
+    let apart = config("starcoder2", "\"residual_dropout\": 0.1").unwrap_err();
+    assert!(apart.message.contains("`residual_dropout`, `embedding_dropout` and"), "{apart}");
+}
+
+/// What no model file says is named, and not "describe it in YAML".
+#[test]
+fn hugging_face_classes_that_cannot_be_said_say_why() {
+    for (model_type, why) in [
+        ("cohere", "turns neighbouring columns, and its attention and feed-forward blocks run"),
+        ("falcon", "run side by side (`parallel_attn`)"),
+        ("gemma3_text", "another base of RoPE"),
+        ("glm4", "turns neighbouring columns"),
+        ("gpt_neox", "run side by side (a parallel residual)"),
+        ("mpt", "ALiBi"),
+        ("olmo", "no weights"),
+        ("olmo2", "after attention and feed-forward blocks alone"),
+        ("smollm3", "no positions"),
+    ] {
+        let error = config(model_type, "").unwrap_err();
+        assert!(error.message.contains(why), "{error}");
+        let help = error.help.unwrap_or_default();
+        assert!(help.starts_with("supported: llama") && !help.contains("YAML"), "{help}");
+    }
+}
 
 #[test]
 fn hugging_face_windows() {

@@ -38,6 +38,42 @@ fn totals_of_released_models() {
     }
 }
 
+/// The same of configurations that no shipped file has.
+#[test]
+fn totals_of_released_configurations() {
+    let gemma = "\"hidden_size\": 3072, \"num_attention_heads\": 16, \"num_hidden_layers\": 28, \
+                 \"intermediate_size\": 24576, \"vocab_size\": 256000, \"head_dim\": 256, \
+                 \"num_key_value_heads\": 16, \"max_position_embeddings\": 8192";
+    let phi3 = "\"hidden_size\": 3072, \"num_attention_heads\": 32, \"num_hidden_layers\": 32, \
+                \"intermediate_size\": 8192, \"vocab_size\": 32064, \"num_key_value_heads\": 32, \
+                \"max_position_embeddings\": 4096, \"sliding_window\": 2047, \
+                \"original_max_position_embeddings\": 4096, \"attention_bias\": false";
+    let granite = "\"hidden_size\": 4096, \"num_attention_heads\": 32, \"num_hidden_layers\": 40, \
+                   \"intermediate_size\": 12800, \"vocab_size\": 49155, \
+                   \"num_key_value_heads\": 8, \"max_position_embeddings\": 4096, \
+                   \"tie_word_embeddings\": true, \"embedding_multiplier\": 12.0, \
+                   \"attention_multiplier\": 0.0078125";
+    let starcoder2 = "\"hidden_size\": 3072, \"num_attention_heads\": 24, \
+                      \"num_hidden_layers\": 30, \"intermediate_size\": 12288, \
+                      \"vocab_size\": 49152, \"num_key_value_heads\": 2, \
+                      \"max_position_embeddings\": 16384, \"sliding_window\": 4096, \
+                      \"residual_dropout\": 0.1, \"embedding_dropout\": 0.1, \
+                      \"attention_dropout\": 0.1";
+    let totals = [
+        ("gemma", gemma, 8_537_680_896),
+        ("phi3", phi3, 3_821_079_552),
+        ("granite", granite, 8_170_848_256),
+        ("starcoder2", starcoder2, 3_030_371_328),
+    ];
+    for (model_type, keys, total) in totals {
+        let text = format!("{{\"model_type\": \"{model_type}\", {keys}}}");
+        let source = Source::from_bytes("config.json", text.into_bytes()).unwrap();
+        let spec = read(&source).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(params::total(&spec), total, "{model_type}");
+        assert_eq!(models::model::warnings(&source, &spec), [""; 0], "{model_type}");
+    }
+}
+
 /// Half of a head's columns: NeMo's `NemotronConfig.rotary_percent`.
 #[test]
 fn nemotron_rotates_half_of_each_head() {

@@ -8,6 +8,7 @@ use models::decisions::Decisions;
 use models::model::ModelSpec;
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
+use planner::request::rules::Waived;
 use planner::request::space::Space;
 
 const SCHEDULES: [&str; 17] = [
@@ -209,7 +210,8 @@ fn shards(replicas: u64) -> u64 {
 
 fn check(model: &ModelSpec, gpus: u64) {
     let (cluster, restrictions) = (cluster(), Restrictions::default());
-    let space = Space { model, cluster: &cluster, gpus, restrictions: &restrictions };
+    let waived = Waived::default();
+    let space = Space { model, cluster: &cluster, gpus, restrictions: &restrictions, waived };
     let (counted, looped) = (space.count(), enumerate(model, gpus));
     assert_eq!(counted, looped, "{} layers, {gpus} GPUs, {:?}", model.layers, model.moe);
 }

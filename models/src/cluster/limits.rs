@@ -44,6 +44,37 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
     }
 }
 
+/// Least and most of a key that machines have or may soon have; `None` where any valid value is
+/// plausible. What lies outside was probably typed in another unit. 0 stands for "none" where it is
+/// valid.
+pub(super) fn plausible(key: &str) -> Option<(f64, f64)> {
+    Some(match key {
+        "peak_flops" => (1e9, 1e17),
+        "hbm_bytes" => (1e8, 1e13),
+        "hbm_bytes_per_s" => (1e9, 1e14),
+        "kernel_launch_s" => (1e-9, 1e-4),
+        "bytes_per_s" | "link_bytes_per_s" | "memory_bytes_per_s" => (5e7, 1e13),
+        "latency_s" => (1e-9, 1e-3),
+        "memory_bytes" => (1e9, 1e14),
+        "storage_bytes_per_s" => (1e6, 1e14),
+        "failures_per_node_day" => (1e-7, 10.0),
+        "host_s_per_layer" | "routing_s" | "pass_gap_s" => (1e-9, 0.1),
+        "step_overhead_s" => (1e-9, 60.0),
+        _ => return None,
+    })
+}
+
+/// The unit of a key whose values have a plausible range.
+pub(super) fn unit(key: &str) -> &'static str {
+    match key {
+        "peak_flops" => "FLOP/s",
+        "failures_per_node_day" => "failures",
+        key if key.ends_with("_per_s") => "bytes/s",
+        key if key.ends_with("_bytes") => "bytes",
+        _ => "s",
+    }
+}
+
 /// Most levels of links.
 pub(super) const MOST_LEVELS: usize = 16;
 
@@ -53,13 +84,3 @@ pub(super) const TABLE: (f64, f64) = (1e-6, 1e18);
 /// Largest part of the device's peak that a table may state: slightly more than 1, for measurements
 /// err.
 pub(super) const MOST_OF_PEAK: f64 = 1.1;
-
-/// A figure in words: short, whatever its size.
-pub(super) fn words(value: f64) -> String {
-    let size = value.abs();
-    if size == 0.0 || (1e-3..1e6).contains(&size) {
-        value.to_string()
-    } else {
-        format!("{value:e}")
-    }
-}

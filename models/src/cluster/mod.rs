@@ -35,3 +35,9 @@ pub fn read(source: &Source) -> Result<ClusterSpec, InputError> {
     let raw = parse_yaml(source).map_err(|error| or_other(source, Kind::Cluster, error))?;
     raw::finish(source, &raw)
 }
+
+/// Warnings, one sentence each, about figures of a cluster's file that are valid but that no
+/// machine has: most were typed in another unit.
+pub fn warnings(source: &Source) -> Vec<String> {
+    parse_yaml(source).map_or_else(|_| vec![], |raw| raw::implausible(source, &raw))
+}

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_yaml::Spanned;
 
-use super::limits::{MOST_LEVELS, limits, words};
+use super::limits::{MOST_LEVELS, limits, plausible, unit};
 use super::{
     AttentionKernel, ClusterSpec, Device, Dtype, EfficiencyTables, Host, LinkLevel, Seen, Software,
 };
 use crate::input::{InputError, Source};
-use crate::text::{VALID_LINE, VALID_NAME, line_fault, name_fault, quotable};
+use crate::text::{VALID_LINE, VALID_NAME, figure, line_fault, name_fault, quotable};
 
 type Number = Spanned<f64>;
 
@@ -366,9 +366,9 @@ impl Checker<'_> {
         if (least..=most).contains(&value.value) {
             return Ok(value.value);
         }
-        let message = format!("`{named}` cannot be {}", words(value.value));
+        let message = format!("`{named}` cannot be {}", figure(value.value));
         let error = self.source.error_at(value.referenced, message);
-        Err(error.help(format!("valid: {} to {}", words(least), words(most))))
+        Err(error.help(format!("valid: {} to {}", figure(least), figure(most))))
     }
 
     /// What tensors cannot use of `hbm_bytes`.
@@ -377,9 +377,9 @@ impl Checker<'_> {
         if bytes < hbm_bytes {
             return Ok(bytes);
         }
-        let message = format!("`reserved_bytes` cannot be {}", words(bytes));
+        let message = format!("`reserved_bytes` cannot be {}", figure(bytes));
         let error = self.source.error_at(value.referenced, message);
-        Err(error.help(format!("valid: 0 to less than hbm_bytes, {}", words(hbm_bytes))))
+        Err(error.help(format!("valid: 0 to less than hbm_bytes, {}", figure(hbm_bytes))))
     }
 
     fn count(&self, key: &str, value: &Spanned<u64>) -> Result<u64, InputError> {
@@ -389,7 +389,7 @@ impl Checker<'_> {
         }
         let message = format!("`{key}` cannot be {}", value.value);
         let error = self.source.error_at(value.referenced, message);
-        Err(error.help(format!("valid: {} to {}", words(least), words(most))))
+        Err(error.help(format!("valid: {} to {}", figure(least), figure(most))))
     }
 
     fn named(&self, name: &Spanned<String>) -> Result<String, InputError> {
@@ -431,4 +431,65 @@ impl Checker<'_> {
             error.help(format!("valid: {}, or tables written out", names.join(", ")))
         })
     }
+}
+
+/// Figures that are valid but that no machine has, one sentence each.
+pub(super) fn implausible(source: &Source, raw: &RawCluster) -> Vec<String> {
+    let device = &raw.device;
+    let mut figures: Vec<(&str, &Number)> = vec![
+        ("hbm_bytes", &device.hbm_bytes),
+        ("hbm_bytes_per_s", &device.hbm_bytes_per_s),
+        ("kernel_launch_s", &device.kernel_launch_s),
+        ("link_bytes_per_s", &raw.host.link_bytes_per_s),
+        ("storage_bytes_per_s", &raw.storage_bytes_per_s),
+        ("failures_per_node_day", &raw.failures_per_node_day),
+    ];
+    figures.extend(device.peak_flops.value.values().map(|peak| ("peak_flops", peak)));
+    for level in &raw.levels.value {
+        figures.extend([("bytes_per_s", &level.bytes_per_s), ("latency_s", &level.latency_s)]);
+    }
+    figures.extend(raw.host.memory_bytes_per_s.iter().map(|rate| ("memory_bytes_per_s", rate)));
+    let software = &raw.software.value;
+    let times = [
+        ("host_s_per_layer", &software.host_s_per_layer),
+        ("routing_s", &software.routing_s),
+        ("pass_gap_s", &software.pass_gap_s),
+        ("step_overhead_s", &software.step_overhead_s),
+    ];
+    figures.extend(times.iter().filter_map(|(key, time)| Some((*key, time.as_ref()?))));
+    let strange = figures.into_iter().filter_map(|(key, value)| strange(source, key, value));
+    let host = host_memory(source, raw);
+    let mut found: Vec<(u64, String)> = strange.chain(host).collect();
+    found.sort_by_key(|(line, _)| *line);
+    found.into_iter().map(|(_, text)| text).collect()
+}
+
+/// A figure outside its plausible range, with its line.
+fn strange(source: &Source, key: &str, value: &Number) -> Option<(u64, String)> {
+    let (least, most) = plausible(key)?;
+    let is_none = value.value == 0.0;
+    (!is_none && !(least..=most).contains(&value.value)).then(|| {
+        let (line, file) = (value.referenced.line(), source.name());
+        let (found, least, most) = (figure(value.value), figure(least), figure(most));
+        let unit = unit(key);
+        let text =
+            format!("{file}:{line}: `{key}` is {found} {unit}; machines have {least} to {most}");
+        (line, text)
+    })
+}
+
+/// Host memory of 0 where devices have memory of their own, or of another unit.
+fn host_memory(source: &Source, raw: &RawCluster) -> Option<(u64, String)> {
+    let memory = &raw.host.memory_bytes;
+    if memory.value != 0.0 {
+        return strange(source, "memory_bytes", memory);
+    }
+    let (line, file) = (memory.referenced.line(), source.name());
+    (!raw.any_gpu_count).then(|| {
+        let text = format!(
+            "{file}:{line}: `memory_bytes` of the host is 0: nothing can be offloaded; machines \
+             have 1e9 to 1e14 bytes"
+        );
+        (line, text)
+    })
 }

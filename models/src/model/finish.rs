@@ -9,7 +9,7 @@ use super::spec::{
     Mlp, ModelSpec, Moe, Norm, NormKind, Numerics, Positions, Router, RouterLosses, Window, Yarn,
 };
 use crate::input::{InputError, Source};
-use crate::text::{VALID_NAME, name_fault};
+use crate::text::{VALID_NAME, figure, name_fault};
 
 // Limits far above every known model, and small enough that no count below overflows 64 bits. The
 // deepest published transformer has 1,000 layers (DeepNet, arXiv 2203.00555).
@@ -597,7 +597,13 @@ impl Checker<'_> {
         valid: impl Fn(f64) -> bool,
         help: &str,
     ) -> Result<f64, InputError> {
-        if valid(value.value) { Ok(value.value) } else { Err(self.refuse(name, value, help)) }
+        if valid(value.value) {
+            return Ok(value.value);
+        }
+        let number = value.value;
+        let found = if number.abs() < 1e15 { number.to_string() } else { figure(number) };
+        let message = format!("{} cannot be {found}", self.key(name, value));
+        Err(self.error(value, message).help(help))
     }
 
     fn real(

@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::decisions::Decision;
-use planner::request::flags::Flags;
+use planner::request::flags::{Flags, MOST_GPUS};
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 a bug or a failed run, 2 invalid input, \
@@ -75,7 +75,7 @@ pub struct RequestArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = whole,
+        value_parser = gpus,
         required_unless_present = "from"
     )]
     pub gpus: Option<u64>,
@@ -110,22 +110,34 @@ pub struct RequestArgs {
     #[arg(long, value_name = "PLAN", conflicts_with_all = ["model", "global_batch", "seq_len", "tokens", "headroom", "expert_imbalance", "runnable"])]
     pub from: Option<PathBuf>,
     /// Print JSON
+    ///
+    /// Where there is no plan (exit codes 3 and 4) it has the request, `error`, and `shortage`: the
+    /// least memory found (`least`) and the changes with which something fits (`fits`).
     #[arg(long)]
     pub json: bool,
+}
+
+/// What a number should be that is too large for any use.
+pub const TOO_LARGE: &str = "a whole number up to 18446744073709551615";
+
+/// A number of GPUs.
+fn gpus(text: &str) -> Result<u64, String> {
+    let valid = format!("a whole number of 1 to {MOST_GPUS}");
+    whole(text).map_err(|said| if said == TOO_LARGE { valid } else { said })
 }
 
 /// A whole number of at least 1. One that is too large is refused where it is used.
 fn whole(text: &str) -> Result<u64, String> {
     let too_large = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty();
     text.parse().map_err(|_| match too_large {
-        true => "a smaller number".to_owned(),
+        true => TOO_LARGE.to_owned(),
         false => "a whole number of at least 1".to_owned(),
     })
 }
 
 /// As [`whole`], as a count. 0 is refused where it is used.
 fn count(text: &str) -> Result<usize, String> {
-    whole(text).and_then(|n| usize::try_from(n).map_err(|_| "a smaller number".to_owned()))
+    whole(text).and_then(|n| usize::try_from(n).map_err(|_| TOO_LARGE.to_owned()))
 }
 
 /// A number of processes, which is not 0.

@@ -3,7 +3,7 @@
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
 use crate::generating::OWN_RUNTIME;
-use crate::output::{self, Written};
+use crate::output::{self, Written, say};
 use models::cluster::{self, ClusterSpec, Measured, MeasuredGpu};
 use models::input::{InputError, Source};
 use models::layer::LocalHeads;
@@ -114,6 +114,8 @@ fn widths(model: &ModelSpec) -> Vec<u64> {
 
 /// Builds the measuring program for GPUs and runs it, with products of more sizes.
 fn measure_gpu(runtime: &Path, ranks: u64, sizes: &[u64]) -> Result<MeasuredGpu, Failure> {
+    has_gpu()?;
+    say("building measure-gpu with cargo, which takes minutes the first time");
     let file = std::env::temp_dir().join(format!("gpu-measured-{}.json", std::process::id()));
     let mut command = measuring(runtime, "measure-gpu", &["--features", "cuda"]);
     command.args(["--ranks", &ranks.to_string(), "--json"]).arg(&file).stdout(Stdio::inherit());
@@ -130,6 +132,21 @@ fn measure_gpu(runtime: &Path, ranks: u64, sizes: &[u64]) -> Result<MeasuredGpu,
     let _ = std::fs::remove_file(file);
     measured
 }
+
+/// Refuses a machine without a GPU before minutes of building.
+fn has_gpu() -> Result<(), InputError> {
+    if !cfg!(target_os = "linux") || GPU_FILES.iter().any(|file| Path::new(file).exists()) {
+        return Ok(());
+    }
+    let message = "there is no NVIDIA GPU here, or no driver for it: /dev/nvidiactl is missing";
+    Err(InputError::new(message).help(
+        "run it on the GPU's machine (a container needs its devices: --gpus all), or give \
+         --measured FILE, what measure-gpu wrote there",
+    ))
+}
+
+/// Files of NVIDIA's driver: of discrete GPUs, under WSL, and of Tegra.
+const GPU_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu"];
 
 /// A cargo command that builds and runs one of the measuring programs beside the runtime.
 fn measuring(runtime: &Path, program: &str, features: &[&str]) -> Command {
@@ -150,6 +167,7 @@ const MAX_RANKS: u64 = 256;
 
 /// Builds and runs the measuring program: only the runtime knows how to call its kernels.
 fn measure(runtime: &Path, ranks: u64) -> Result<Measured, Failure> {
+    say("building the measuring program with cargo, which takes minutes the first time");
     let mut command = measuring(runtime, "measure", &[]);
     command.args(["--ranks", &ranks.to_string()]);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| no_cargo(&error))?;

@@ -234,15 +234,48 @@ fn table(changes: &[Change]) -> String {
         return "the plans are the same\n".to_owned();
     }
     let width = changes.iter().map(|change| change.field.len()).max().unwrap_or(0);
-    let row =
-        |Change { field, a, b }: &Change| format!("{field:<width$}   {} -> {}\n", word(a), word(b));
+    let row = |Change { field, a, b }: &Change| {
+        let (mut from, mut to) = (word(field, a), word(field, b));
+        if from == to {
+            // What differs lies behind the digits that units leave.
+            (from, to) = (word("", a), word("", b));
+        }
+        format!("{field:<width$}   {from} -> {to}\n")
+    };
     changes.iter().map(row).collect()
 }
 
-fn word(value: &Value) -> String {
+/// Entries of a list or mapping that a row shows.
+const ENTRIES_SHOWN: usize = 4;
+
+/// A value of a field in words: with its unit, lists and mappings by their first entries.
+fn word(field: &str, value: &Value) -> String {
+    let entries = |all: Vec<String>| {
+        let more = match all.len().saturating_sub(ENTRIES_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let shown: Vec<String> = all.into_iter().take(ENTRIES_SHOWN).collect();
+        shown.join(", ") + &more
+    };
+    let name = field.rsplit('.').next().unwrap_or_default();
+    let is_bytes = name.ends_with("_bytes") || field.contains(".memory.");
     match value {
         Value::Null => "absent".to_owned(),
+        Value::Bool(on) => on.to_string(),
         Value::String(text) => text.clone(),
-        other => other.to_string(),
+        Value::Number(number) => match (number.as_u64(), number.as_f64()) {
+            (Some(size), _) if is_bytes => bytes(size),
+            (_, Some(time_s)) if name.ends_with("_s") => seconds(time_s),
+            _ => number.to_string(),
+        },
+        Value::Array(items) if items.is_empty() => "none".to_owned(),
+        Value::Array(items) => entries(items.iter().map(|item| word(field, item)).collect()),
+        Value::Object(fields) => {
+            let simple = fields.iter().filter(|(_, value)| !value.is_object() && !value.is_array());
+            let of = |(key, value): (&String, &Value)| format!("{key} {}", word(key, value));
+            let all: Vec<String> = simple.map(of).collect();
+            if all.is_empty() { "present".to_owned() } else { entries(all) }
+        }
     }
 }

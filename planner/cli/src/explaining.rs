@@ -26,6 +26,7 @@ const EACH_S: f64 = 0.4;
 pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let plan = read_checked(&args.plan)?;
     let request = request_of(&plan, args.cluster.as_deref())?;
+    output::warn_of_cluster(args.cluster.as_deref());
     let (plan, note) = as_priced_now(&request, plan, &args.plan.display().to_string())?;
     if let Some(note) = note {
         eprintln!("note: {}", shown(&note));
@@ -70,7 +71,8 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     if let Some(faster) = &faster {
         output::print(&format!("\n{}", explain_text::faster(faster)))?;
     }
-    let schedule = against_one_f_one_b(&request, &plan).map(|both| both.text(SECONDS_AND_BYTES));
+    let schedule = against_one_f_one_b(&request, &plan)
+        .map(|both| both.text(SECONDS_AND_BYTES, output::columns()));
     schedule.map_or(Ok(()), |text| output::print(&format!("\n{AGAINST}\n{text}")))
 }
 

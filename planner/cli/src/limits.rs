@@ -3,6 +3,7 @@
 use crate::args::LimitArgs;
 use crate::failure::Failure;
 use models::input::InputError;
+use models::text::figure;
 use planner::request::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ pub fn seconds(limit: LimitArgs, default_s: f64) -> Result<Option<f64>, InputErr
     }
     let seconds = limit.time_limit.unwrap_or(default_s);
     if !(0.0..=1e6).contains(&seconds) {
-        let error = InputError::new(format!("--time-limit cannot be {seconds}"));
+        let error = InputError::new(format!("--time-limit cannot be {}", figure(seconds)));
         return Err(error.help("valid: 0 to 1000000 seconds"));
     }
     Ok(Some(seconds))

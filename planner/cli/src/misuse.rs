@@ -1,5 +1,6 @@
 //! What is said of flags that clap refuses.
 
+use crate::args::TOO_LARGE;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use models::text::{is_hidden, shown_lines};
 use std::error::Error as _;
@@ -35,7 +36,7 @@ fn needed(said: &str) -> &str {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
             "a whole number, 0 or more"
         }
-        "number too large to fit in target type" => "a smaller number",
+        "number too large to fit in target type" => TOO_LARGE,
         ours => ours,
     }
 }

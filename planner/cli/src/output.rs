@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use models::input::{InputError, Source, in_words, parse_yaml};
 use models::text::{is_hidden, shown_lines};
+use planner::request::flags::cluster_warnings;
 use planner::search::Standing;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,31 @@ pub fn say(line: &str) {
     // In one write: other processes write to the terminal too.
     let _nobody_reads = io::stderr().write_all(line.as_bytes());
 }
+
+/// Says warnings about a cluster's file.
+pub fn warn_of_cluster(name: Option<&str>) {
+    for warning in cluster_warnings(name) {
+        say(&format!("warning: {warning}"));
+    }
+}
+
+/// Columns of the terminal that standard output is; of anything else, [`COLUMNS`].
+pub fn columns() -> usize {
+    #[cfg(unix)]
+    if io::stdout().is_terminal()
+        && let Ok(size) = rustix::termios::tcgetwinsize(io::stdout())
+        && size.ws_col > 0
+    {
+        return usize::from(size.ws_col).clamp(NARROWEST, WIDEST);
+    }
+    COLUMNS
+}
+
+/// Columns of what is no terminal.
+const COLUMNS: usize = 100;
+/// Fewer columns than this are drawn over, more are left free.
+const NARROWEST: usize = 40;
+const WIDEST: usize = 400;
 
 /// Prints JSON, with hidden characters escaped.
 pub fn print_json<T: Serialize>(value: &T) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ use planner::answer::explain::Asker;
 use planner::answer::explain_text;
 use planner::answer::recheck::{as_priced_now, in_memory_of};
 use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory};
-use planner::answer::report::{Answer, NotRunnable};
+use planner::answer::report::{Answer, NotRunnable, TOOL};
 use planner::answer::shortage;
 use planner::answer::text::{self, bytes, line};
 use planner::answer::unsearched::faster_with;
@@ -31,6 +31,7 @@ use planner::request::restrictions::{Choice, Restrictions};
 use planner::request::task::PROVING_WORK;
 use planner::search::{Effort, Empty, search};
 use planner::until::Until;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -86,7 +87,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             if why == Empty::Proven {
                 conflicts::check(&request)?;
             }
-            return Err(nothing_fits(&request, why));
+            return Err(nothing_fits(&request, why, args.request.json)?);
         }
     };
     let idle = request.gpus - gpus;
@@ -156,7 +157,7 @@ pub fn complete(request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the request, or takes it from a plan, and prints the warnings about its model file.
+/// Reads the request, or takes it from a plan, and prints the warnings about its files.
 fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputError> {
     if let Some(plan) = known {
         let own = request_on(plan, args.cluster.as_deref())?;
@@ -168,9 +169,12 @@ fn requested(args: &RequestArgs, known: Option<&Plan>) -> Result<Request, InputE
         if let Some((_, Some(note))) = priced {
             eprintln!("note: {}", shown(&note));
         }
-        return request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings);
+        let found = request_from(plan, args.cluster.as_deref(), args.gpus, &args.settings)?;
+        output::warn_of_cluster(args.cluster.as_deref());
+        return Ok(found);
     }
     let request = Request::new(&args.flags())?;
+    output::warn_of_cluster(args.cluster.as_deref());
     let warnings = request.file.as_ref().map(|file| warnings(file, &request.model));
     for warning in warnings.unwrap_or_default() {
         eprintln!("warning: {}", shown(&warning));
@@ -394,19 +398,49 @@ fn not_runnable(request: &Request, answer: &Answer) -> (Option<NotRunnable>, f64
     (faster, gap)
 }
 
-fn nothing_fits(request: &Request, why: Empty) -> Failure {
-    if let Err(interrupted) = complete_nothing(request) {
-        return interrupted;
-    }
+/// Why there is no plan. With `--json` its facts go to standard output, too.
+fn nothing_fits(request: &Request, why: Empty, json: bool) -> Result<Failure, Failure> {
+    complete_nothing(request)?;
     if why == Empty::Undecided {
-        return Failure::Undecided(
+        if json {
+            output::print_json(&without_plan(request, UNDECIDED, &Value::Null))?;
+        }
+        return Ok(Failure::Undecided(
             "error: no plan was found in the time, nor that there is none\n\
              help     give it more with --time-limit, or --prove to go on to an answer\n",
-        );
+        ));
     }
     let mut progress = Progress::new();
     let found = shortage::shortage(request, &mut |standing| progress.show(standing));
-    Failure::Infeasible(explain_text::shortage(request, &found))
+    if json {
+        let shortage = explain_text::shortage_json(request, &found);
+        output::print_json(&without_plan(request, INFEASIBLE, &shortage))?;
+    }
+    Ok(Failure::Infeasible(explain_text::shortage(request, &found)))
+}
+
+/// `error` of the JSON where nothing fits: exit code 3.
+const INFEASIBLE: &str = "nothing fits";
+/// The same where the time was too little to tell: exit code 4.
+const UNDECIDED: &str = "no plan was found in the time, nor that there is none";
+
+/// The request of an answer without a plan, by the names that answers have.
+fn without_plan(request: &Request, error: &str, shortage: &Value) -> Value {
+    let Request { model, cluster, gpus, headroom, tokens, .. } = request;
+    json!({
+        "model": model.name,
+        "cluster": cluster.name,
+        "gpus": gpus,
+        "global_batch": model.global_batch,
+        "seq_len": model.seq_len,
+        "tokens": tokens,
+        "headroom": headroom,
+        "assumptions": model.assumptions,
+        "feasible": (error == INFEASIBLE).then_some(false),
+        "error": error,
+        "shortage": shortage,
+        "tool": TOOL,
+    })
 }
 
 /// Which command to run next, quoted for a shell.

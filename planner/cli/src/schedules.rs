@@ -4,16 +4,14 @@ use crate::args::ScheduleArgs;
 use crate::failure::Failure;
 use crate::output;
 use models::input::{InputError, nearest};
-use models::schedule::{Schedule, ScheduleError, ScheduleName, VocabPasses};
+use models::schedule::{ScheduleError, ScheduleName, VocabPasses};
+use models::text::figure;
 use planner::answer::compare::{Comparison, Side, Units};
-use planner::answer::text::line;
+use planner::answer::text::{line, wrapped};
 use planner::order::ilp::{Found, Objective, Ordering};
 use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeline, VocabRequest};
 use serde_json::json;
 use std::time::Duration;
-
-/// Width of a drawing in columns.
-const WIDTH: usize = 100;
 
 /// Most pipeline ranks drawn.
 const MAX_DRAWN: usize = 64;
@@ -41,31 +39,44 @@ pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
     if args.orders {
         report = report.with_orders(&schedule);
     }
-    let text = text(args, &schedule, &timeline, &report);
+    let columns = output::columns();
     let Some(other) = other else {
-        return if args.json { output::print_json(&report) } else { output::print(&text) };
+        if args.json {
+            return output::print_json(&report);
+        }
+        let passes = match args.orders {
+            true => schedule.orders(),
+            false => drawing(&timeline, columns),
+        };
+        return output::print(&format!("{}\n{passes}", head(&report, columns)));
     };
-    let of = Side::new(request.schedule, &timeline, &timeline.peak_activations_until_w);
-    let comparison = Comparison { of, against: side(&request, other)? };
+    let against = simulated(&request, other)?;
+    let side = |name: ScheduleName, timeline: &Timeline| {
+        Side::new(name, timeline, &timeline.peak_activations_until_w)
+    };
+    let of = side(request.schedule, &timeline);
+    let comparison = Comparison { of, against: side(other, &against) };
     if args.json {
         let why = comparison.sentence(PLAIN);
         let json = json!({"report": report, "comparison": comparison, "why": why});
         return output::print_json(&json);
     }
-    let head = text.split_once("\n\n").map_or(text.as_str(), |(head, _)| head);
-    output::print(&format!("{head}\n\n{}", comparison.text(PLAIN)))
+    let named = |name: ScheduleName, report: &Report| {
+        line("schedule", name.name()) + &head(report, columns) + "\n"
+    };
+    let heads = named(request.schedule, &report) + &named(other, &Report::new(&against));
+    output::print(&(heads + &comparison.text(PLAIN, columns)))
 }
 
 /// Times without a unit; activations held until W in micro-batches of a rank's whole share.
 const PLAIN: Units = Units { time: short, held: short };
 
 /// Another schedule simulated with the same times, and with the nearest valid number of chunks.
-fn side(request: &Request, schedule: ScheduleName) -> Result<Side, InputError> {
+fn simulated(request: &Request, schedule: ScheduleName) -> Result<Timeline, InputError> {
     let chunks = schedule.chunk_rule().nearest(request.chunks);
     let request = Request { schedule, chunks, ..*request };
     within(&request)?;
-    let (_, timeline) = request.run().map_err(|error| refused(&error))?;
-    Ok(Side::new(schedule, &timeline, &timeline.peak_activations_until_w))
+    Ok(request.run().map_err(|error| refused(&error))?.1)
 }
 
 /// The shortest order that an integer program finds, if `--optimal` asks for it.
@@ -191,7 +202,7 @@ fn memory(args: &ScheduleArgs) -> Result<MemoryRequest, InputError> {
 }
 
 fn time(flag: &str, value: f64) -> Result<f64, InputError> {
-    let refused = || InputError::new(format!("{flag} cannot be {value}"));
+    let refused = || InputError::new(format!("{flag} cannot be {}", figure(value)));
     let valid = (0.0..=1e12).contains(&value);
     valid.then_some(value).ok_or_else(|| refused().help("valid: 0 or more, in any unit"))
 }
@@ -236,31 +247,27 @@ fn within(request: &Request) -> Result<(), InputError> {
     .help(format!("stages x micro-batches x chunks x 2 may be {MAX_PASSES} at most")))
 }
 
-fn text(args: &ScheduleArgs, schedule: &Schedule, timeline: &Timeline, report: &Report) -> String {
+/// The figures of a simulated schedule.
+fn head(report: &Report, columns: usize) -> String {
     let mut text = line("makespan", &short(report.makespan));
     text += &line("bubble", &format!("{:.2} %", 100.0 * report.bubble_fraction));
     text += &line("stage time", &short(report.stage_time));
-    text += &line("in flight", &peaks(&report.peak_activations));
+    text += &line("in flight", &peaks(&report.peak_activations, columns));
     if report.peak_activations_until_w != report.peak_activations {
-        text += &line("until W", &peaks(&report.peak_activations_until_w));
+        text += &line("until W", &peaks(&report.peak_activations_until_w, columns));
     }
     if let (Some(proven), Some(gap)) = (report.proven_optimal, report.gap) {
         let gap = format!("not proven: an order may be up to {:.2} % shorter", 100.0 * gap);
         text += &line("optimal", if proven { "proven: no order is shorter" } else { &gap });
     }
-    text += "\n";
-    let passes = if args.orders { schedule.orders() } else { drawing(schedule, timeline) };
-    text + &passes
+    text
 }
 
-fn drawing(schedule: &Schedule, timeline: &Timeline) -> String {
-    let lines = timeline.draw(WIDTH);
-    let mut drawn: String = lines.lines().take(MAX_DRAWN).flat_map(|line| [line, "\n"]).collect();
-    let more = schedule.ranks.saturating_sub(MAX_DRAWN);
-    if more > 0 {
-        drawn += &format!("... {more} more ranks\n");
-    }
-    format!("{drawn}\n{LEGEND}\n")
+fn drawing(timeline: &Timeline, columns: usize) -> String {
+    let whole = timeline.fits(columns);
+    let head = if whole { "" } else { "its start // its end\n" };
+    let drawn = timeline.drawing(columns, MAX_DRAWN, whole);
+    format!("{head}{drawn}\n{}", wrapped(LEGEND, columns))
 }
 
 /// A number without trailing zeros.
@@ -269,9 +276,20 @@ fn short(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Activations by pipeline rank, the first sixteen.
-fn peaks(values: &[f64]) -> String {
-    let shown: Vec<String> = values.iter().take(16).map(|&value| short(value)).collect();
-    let more = if values.len() > 16 { " ..." } else { "" };
-    format!("{}{more}", shown.join(" "))
+/// Activations by pipeline rank: the first ones, as many as a line holds.
+fn peaks(values: &[f64], columns: usize) -> String {
+    let mut text = String::new();
+    for (rank, &value) in values.iter().enumerate() {
+        let more = if rank + 1 < values.len() { " ...".len() } else { 0 };
+        let next = format!("{} ", short(value));
+        if LABEL + text.len() + next.len() + more > columns || rank == MOST_PEAKS {
+            return text + "...";
+        }
+        text += &next;
+    }
+    text.trim_end().to_owned()
 }
+
+/// Columns of the label before them, and the most of them.
+const LABEL: usize = 11;
+const MOST_PEAKS: usize = 16;

@@ -167,6 +167,45 @@ fn lists_name_what_is_shipped() {
     }
 }
 
+/// What two plans differ in, in words and with units.
+#[test]
+fn differences_of_plans_are_words() {
+    let paths = [scratch("words_a.yaml"), scratch("words_b.yaml")].map(|p| p.display().to_string());
+    for (path, pp) in paths.iter().zip([2, 4]) {
+        let words = format!("--model tiny --cluster laptop --gpus 4 --set pp={pp} -o {path}");
+        assert_eq!(plan(&words).code, 0);
+    }
+    let out = plan(&format!("diff {} {}", paths[0], paths[1])).out;
+    assert!(!out.contains(['{', '[', '"']) || out.contains("stages[2]"), "{out}");
+    let row = out.lines().find(|line| line.starts_with("stages[2] ")).expect("there are four");
+    assert!(row.contains("absent -> ") && row.contains(" and "), "{row}");
+    assert!(!row.contains('{') && !row.contains('"'), "{row}");
+    let time = out.lines().find(|line| line.starts_with("predicted.iteration_s")).unwrap();
+    assert!(time.ends_with('s'), "{time}");
+    assert!(out.lines().any(|line| line.starts_with("decisions.pp ") && line.ends_with("2 -> 4")));
+}
+
+/// No line is wider than what is no terminal, and the figures are of both schedules.
+#[test]
+fn schedules_are_drawn_within_the_columns() {
+    for words in [
+        "1f1b --stages 4 --micro-batches 64",
+        "zb_v --stages 16 --micro-batches 8",
+        "zb_v --stages 16 --micro-batches 40 --against 1f1b",
+    ] {
+        let out = plan(&format!("schedule {words}")).out;
+        let widest = out.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(100), "{out}");
+    }
+    let out = plan("schedule 1f1b --stages 4 --micro-batches 64").out;
+    assert!(out.contains("its start // its end\nd0 F0"), "{out}");
+    let out = plan("schedule zb_v --stages 4 --micro-batches 8 --against 1f1b").out;
+    let head = out.split_once("\n\nzb_v\nd0").expect("the figures come first").0;
+    for part in ["schedule   zb_v\nmakespan   25.5", "schedule   1f1b\nmakespan   33"] {
+        assert!(head.contains(part), "{head}");
+    }
+}
+
 #[test]
 fn a_schedule_is_reported_and_drawn() {
     let run = plan("schedule 1f1b --stages 2 --micro-batches 4 --json --orders");
@@ -210,7 +249,7 @@ fn a_plan_says_why_its_schedule_wins() {
     assert_eq!(run.code, 0, "{run:?}");
     let out = plan(&format!("explain {path}")).out;
     assert!(out.contains("\nzb_v, its start // its end\nd0 F0"), "{out}");
-    assert!(out.contains("\n1f1b\nd0 FF"), "{out}");
+    assert!(out.contains("\n1f1b, its start // its end\nd0 F0"), "{out}");
     assert!(out.contains("shorter than 1f1b: on average a rank"), "{out}");
 }
 
@@ -248,8 +287,8 @@ fn post_validation_is_decided_by_hand() {
     let run = plan("--model llama8b --gpus 64 --set post_validation=true");
     assert!(run.code == 0 && run.out.contains("of what layers alone take"), "{run:?}");
     for (setting, valid) in [
-        ("schedule=1f1b", "leaves nothing to choose from"),
-        ("vocab=parallel_1", "leaves nothing to choose from"),
+        ("schedule=1f1b", "needs a schedule with split backward passes: zb_h1,"),
+        ("vocab=parallel_1", "goes with post_validation false"),
     ] {
         let run = plan(&format!("{words} --set {setting}"));
         assert!(run.code != 0 && run.err.contains(valid), "{run:?}");
@@ -271,10 +310,13 @@ fn a_plan_keeps_the_order_of_greedy_runs() {
 #[test]
 fn settings_are_never_dropped() {
     for (words, named) in [
-        ("--model gpt2_124m --gpus 8 --set cp=1 --set cp_ulysses=2", "leaves nothing"),
+        (
+            "--model gpt2_124m --gpus 8 --set cp=1 --set cp_ulysses=2",
+            "cp_ulysses is 1 where cp is 1",
+        ),
         (
             "--model mixtral_8x7b --gpus 16 --set moe_overlap=none --set moe_overlap_degree=4",
-            "leaves nothing",
+            "moe_overlap_degree of moe_overlap none is 1",
         ),
     ] {
         let run = plan(words);

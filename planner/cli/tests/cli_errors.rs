@@ -3,6 +3,7 @@
 mod cli_common;
 
 use cli_common::{file, plan, scratch};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Asserts that the command ends with this code and prints all these parts.
@@ -117,7 +118,7 @@ fn degrees_that_do_not_divide_name_what_would() {
             &["cannot be split into micro_batch = 3", "1, 2, 4"],
         ),
         ("--gpus 8 --set ep=2", &["--set ep=2 leaves nothing", "ep can be 1"]),
-        ("--gpus 8 --set schedule=interleaved_1f1b --set pp=1", &["leaves nothing"]),
+        ("--gpus 8 --set schedule=interleaved_1f1b --set pp=1", &["needs pp above 1"]),
         ("--gpus 7", &["7 GPUs cannot be split over this model", "--gpus 6 or 8 can"]),
         ("--gpus 0", &["--gpus cannot be 0"]),
     ];
@@ -126,16 +127,143 @@ fn degrees_that_do_not_divide_name_what_would() {
     }
 }
 
+/// Programs read why there is no plan, by the names that answers have.
+#[test]
+fn without_a_plan_json_has_the_facts_of_the_text() {
+    let run =
+        plan("--model llama8b --gpus 1 --set offload=none --set micro_batch=1 --headroom 0 --json");
+    assert!(run.code == 3 && run.err.contains("nothing fits"), "{run:?}");
+    let json = run.json();
+    assert_eq!((&json["model"], &json["feasible"]), (&"llama8b".into(), &false.into()));
+    assert_eq!(json["error"], "nothing fits");
+    let least = &json["shortage"]["least"];
+    let bytes = |key: &str| least[key].as_u64().unwrap_or_else(|| panic!("{key}: {least}"));
+    assert_eq!(bytes("needed_bytes") - bytes("available_bytes"), bytes("missing_bytes"));
+    assert!(least["decisions"]["tp"] == 1 && least["memory_bytes"]["optimizer"].is_u64());
+    let fits = json["shortage"]["fits"].as_array().expect("changes are listed");
+    assert!(fits.iter().any(|one| one["change"] == "without --set offload=none"), "{fits:?}");
+
+    let words = "--model gpt_1t --gpus 46 --cluster gb300_nvl72 --time-limit 0.001 --json";
+    let run = plan(words);
+    assert!(run.code == 4 && run.err.contains("no plan was found in the time"), "{run:?}");
+    let json = run.json();
+    assert!(json["feasible"].is_null() && json["shortage"].is_null(), "{json}");
+    assert_eq!(json["error"], "no plan was found in the time, nor that there is none");
+}
+
+/// A figure of no machine is warned of, and planned with.
+#[test]
+fn strange_figures_of_a_cluster_are_warned_of() {
+    let good = models::cluster::shipped_source("dgx_h100").unwrap().unwrap();
+    let text = good.text().replacen("bytes_per_s: 450e9", "bytes_per_s: 450e11", 1);
+    let path = file("strange.yaml", text.as_bytes());
+    let run = plan(&format!("--model llama8b --gpus 8 --set tp=1 --set pp=1 --cluster {path}"));
+    assert_eq!(run.code, 0, "{run:?}");
+    let said: Vec<&str> = run.err.lines().filter(|line| line.starts_with("warning")).collect();
+    assert!(said.len() == 1 && said[0].contains("`bytes_per_s` is 4.5e13 bytes/s"), "{run:?}");
+}
+
+/// Before anything is built.
+#[test]
+fn a_machine_without_a_gpu_is_told_so() {
+    let files = ["/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu"];
+    if cfg!(target_os = "linux") && !files.iter().any(|file| Path::new(file).exists()) {
+        let parts = ["no NVIDIA GPU here", "/dev/nvidiactl is missing", "--measured FILE"];
+        fails("calibrate --gpu --cluster dgx_h200", 2, &parts);
+    }
+}
+
+/// Each rule between decisions that a user can break, in the words of its request.
+#[test]
+fn settings_that_exclude_each_other_name_the_rule() {
+    let dense = "--model llama8b --gpus 8 --global-batch 8";
+    let experts = "--model mixtral_8x7b --gpus 16";
+    let ours = "--model mixtral_8x7b --gpus 16 --cluster laptop";
+    let cases: [(&str, &str, &[&str]); 31] = [
+        (dense, "ep=4", &["--set ep=4 leaves nothing", "llama8b has no experts"]),
+        (dense, "dtype=bf16 'tp>=4' 'tp<=2'", &["no tp is allowed", "tp>=4", "tp<=2"]),
+        (dense, "'tp<=2' pp=1 'cp<=1' dp=2", &["must be the number of GPUs (8)"]),
+        (dense, "'dp>=8' 'micro_batch>=2'", &["a replica's batch (1 with dp 8)"]),
+        (dense, "cp=4 cp_style=hybrid cp_ulysses=4", &["a divisor of cp other than 1 and cp (4)"]),
+        (dense, "cp=2 cp_style=zigzag cp_ulysses=2", &["cp_ulysses of cp_style zigzag is 1"]),
+        (dense, "sequence_parallel=true tp=1", &["needs tp above 1", "tp can be 2, 4, 8"]),
+        (dense, "schedule=zb_v pp=4 vpp=3", &["exactly 2 chunks per pipeline rank: 3"]),
+        (
+            dense,
+            "schedule=dualpipe pp=8 offload=none",
+            &["dualpipe needs micro-batches", "16 would"],
+        ),
+        (dense, "schedule=naive pp=8 micro_batch=1", &["naive runs one micro-batch"]),
+        (dense, "schedule=1f1b post_validation=true", &["split backward passes: zb_h1, "]),
+        (dense, "schedule=zb_h1 offload=activations", &["whole backward passes: naive, gpipe"]),
+        (dense, "recompute=per_layer offload=activations", &["none, selective or full"]),
+        (dense, "recompute=none recompute_group=2", &["recompute_group 2 needs recompute full"]),
+        (dense, "fused_loss=true vocab=parallel_1", &["goes with fused_loss false"]),
+        (dense, "vocab=parallel_1 pp=1", &["it needs pp above 1"]),
+        (dense, "vocab=interlaced schedule=gpipe", &["a place for its passes: 1f1b"]),
+        (dense, "vocab=first_last pp=2 vpp=3 schedule=looped_bfs", &["32 layers over 6 stages"]),
+        (dense, "zero_stage=3 dp=1 cp=1", &["among dp · cp ranks, and here that is 1"]),
+        (dense, "dp_shard=3", &["dp_shard is 1 with zero_stage 0; or dp_shard of zero_stage 1"]),
+        (dense, "schedule=overlapped_1f1b", &["is for moe_overlap pair"]),
+        (experts, "ep=3", &["divide the number of experts (8), and 3", "1, 2, 4, 8"]),
+        (experts, "ep=8 tp=2 sequence_parallel=false", &["needs sequence_parallel"]),
+        (experts, "ep=8 pp=8 dtype=bf16", &["etp · ep (8) must divide tp · cp · dp (2)"]),
+        (experts, "etp=4 tp=2", &["etp must divide tp (2)"]),
+        (experts, "moe_overlap=tutel ep=1", &["it needs ep above 1"]),
+        (experts, "moe_overlap=tutel moe_overlap_degree=3", &["is 2, 4 or 8"]),
+        (experts, "moe_overlap=pair schedule=zb_v", &["overlapped_1f1b, dualpipe, dualpipe_v"]),
+        (experts, "aux_scope=global_batch schedule=1f1b", &["schedule naive, gpipe, looped_bfs"]),
+        (ours, "offload=optimizer", &["laptop has none beside its devices'", "can be none"]),
+        (ours, "moe_overlap=ampipe cp=2", &["laptop plans only what the trainer", "none or tutel"]),
+    ];
+    for (model, settings, parts) in cases {
+        let settings: Vec<String> = settings
+            .split_whitespace()
+            .map(|setting| format!("--set {}", setting.trim_matches('\'')))
+            .collect();
+        fails(&format!("{model} {}", settings.join(" ")), 2, parts);
+    }
+}
+
+/// A setting that has no part in it is not named.
+#[test]
+fn settings_without_a_part_in_a_conflict_are_not_named() {
+    let words = "--model llama8b --gpus 8 --set dtype=bf16 --set tp=1 --set sequence_parallel=true";
+    let said = plan(words).err;
+    assert!(said.contains("--set tp=1 and --set sequence_parallel=true exclude each"), "{said}");
+    assert!(!said.contains("dtype"), "{said}");
+    assert!(!plan("--model tiny --cluster laptop --gpus 7 --set dtype=f32").err.contains("dtype"));
+}
+
 #[test]
 fn names_and_flags_that_do_not_exist_suggest_some() {
-    let cases: [(&str, &[&str]); 34] = [
+    let cases: [(&str, &[&str]); 41] = [
         ("--model lama70b --gpus 8", &["did you mean `llama70b`"]),
         ("--model tiny --gpus 8 --cluster dgx_h10", &["did you mean `dgx_h100`"]),
         ("--model tiny --gpus 8 --set tq=8", &["did you mean `tp`"]),
         ("--model tiny --gpus 8 --tokens many", &["--tokens cannot be `many`"]),
         ("--model tiny --gpus eight", &["--gpus needs a whole number of at least 1, not `eight`"]),
         ("--model tiny --gpus -8", &["--gpus needs a whole number of at least 1, not `-8`"]),
-        ("--model tiny --gpus 99999999999999999999", &["--gpus needs a smaller number"]),
+        (
+            "--model tiny --gpus 99999999999999999999",
+            &["--gpus needs a whole number of 1 to 1048576"],
+        ),
+        (
+            "--model tiny --gpus 8 --seq-len 99999999999999999999",
+            &["--seq-len needs a whole number up to 18446744073709551615"],
+        ),
+        (
+            "--model tiny --gpus 8 --top 99999999999999999999",
+            &["--top needs a whole number up to 18446744073709551615"],
+        ),
+        ("--model tiny --gpus 8 --set tp=99999999999999999999", &["from 1 to 1073741824"]),
+        ("--model tiny --gpus 8 --time-limit 1e300", &["cannot be 1e300", "0 to 1000000"]),
+        ("--model tiny --gpus 8 --headroom 1e300", &["cannot be 1e300", "0 to "]),
+        (
+            "--model tiny --gpus 8 --set micro_batches=4",
+            &["micro_batches follows from other decisions", "set micro_batch or dp"],
+        ),
+        ("--model tiny --gpus 8 --set pass_times=1", &["set schedule and vocab"]),
         ("--model tiny --gpus 8 --top -1", &["--top needs a whole number, 0 or more, not `-1`"]),
         ("--model tiny --gpus 8 --headroom x", &["--headroom needs a number, not `x`"]),
         ("schedule 1f1b --stages -4 --micro-batches 8", &["--stages needs a whole number"]),

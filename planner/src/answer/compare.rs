@@ -1,7 +1,7 @@
 //! Comparison of two schedules: where each pipeline rank's time goes.
 
 use crate::answer::recheck::placed_of;
-use crate::answer::text::{bytes, seconds};
+use crate::answer::text::{bytes, seconds, wrapped};
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
@@ -15,9 +15,6 @@ use models::plan::Plan;
 use models::schedule::{PassKind, ScheduleName};
 use serde::Serialize;
 use std::fmt::Write;
-
-/// Columns of a drawing.
-const WIDTH: usize = 100;
 
 /// Pipeline ranks that are drawn and listed.
 const SHOWN: usize = 16;
@@ -62,7 +59,7 @@ pub struct Side {
     #[serde(rename = "devices")]
     pub ranks: Vec<Share>,
     #[serde(skip)]
-    drawing: String,
+    timeline: Timeline,
 }
 
 /// One schedule compared with another.
@@ -92,7 +89,7 @@ impl Side {
         let makespan = timeline.makespan_s;
         let ranks = timeline.spans.iter().zip(held);
         let ranks = ranks.map(|(spans, &held)| share(spans, makespan, held)).collect();
-        Self { schedule, makespan, ranks, drawing: drawing(schedule, timeline) }
+        Self { schedule, makespan, ranks, timeline: timeline.clone() }
     }
 
     fn mean(&self, part: usize) -> f64 {
@@ -103,28 +100,6 @@ impl Side {
     fn most_held(&self) -> f64 {
         self.ranks.iter().map(|share| share.peak_held).fold(0.0, f64::max)
     }
-}
-
-/// The timeline under its schedule's name. Of one with more passes than columns, the start and the
-/// end.
-fn drawing(schedule: ScheduleName, timeline: &Timeline) -> String {
-    let passes = timeline.spans.iter().map(Vec::len).max().unwrap_or(0);
-    let shown =
-        |text: String| -> Vec<String> { text.lines().take(SHOWN).map(str::to_owned).collect() };
-    if passes <= WIDTH {
-        let lines = shown(timeline.draw(WIDTH));
-        return format!("{schedule}\n{}\n", lines.join("\n"));
-    }
-    // Leaves room for a letter and one or two digits of each pass.
-    let (end, half) = (timeline.makespan_s, WIDTH / 2 - 2);
-    let length = end * half as f64 / (3 * passes) as f64;
-    let start = shown(timeline.between(0.0, length).draw(half));
-    let last = shown(timeline.between(end - length, end).draw(half));
-    let cells =
-        |line: &str| line.split_once(' ').map_or("", |(_, cells)| cells.trim_start()).to_owned();
-    let joined =
-        start.iter().zip(&last).map(|(start, last)| format!("{start} // {}\n", cells(last)));
-    format!("{schedule}, its start // its end\n{}", joined.collect::<String>())
 }
 
 fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
@@ -153,16 +128,19 @@ fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
 }
 
 impl Comparison {
-    /// Both timelines, the table and the sentence.
-    pub fn text(&self, units: Units) -> String {
+    /// Both timelines, the table and the sentence, in so many columns.
+    pub fn text(&self, units: Units, columns: usize) -> String {
         let mut text = String::new();
-        for side in [&self.of, &self.against] {
-            text += &side.drawing;
-            let more = side.ranks.len().saturating_sub(SHOWN);
-            text += &if more > 0 { format!("... {more} more ranks\n\n") } else { "\n".to_owned() };
+        let sides = [&self.of, &self.against];
+        // Both alike, to be compared.
+        let whole = sides.iter().all(|side| side.timeline.fits(columns));
+        let parts = if whole { "" } else { ", its start // its end" };
+        for side in sides {
+            let drawn = side.timeline.drawing(columns, SHOWN, whole);
+            text += &format!("{}{parts}\n{drawn}\n", side.schedule);
         }
-        text += &format!("{LEGEND}\n\n");
-        text + &self.table(units) + "\n" + &self.sentence(units) + "\n"
+        text += &format!("{}\n", wrapped(LEGEND, columns));
+        text + &self.table(units) + "\n" + &wrapped(&self.sentence(units), columns)
     }
 
     /// One row for each rank and schedule.

@@ -3,6 +3,7 @@
 use crate::answer::changes::changes;
 use crate::request::Request;
 use crate::request::restrictions::{Choice, Restrictions};
+use crate::request::rules::Waived;
 use crate::request::space::Space;
 use models::check::Violation;
 use models::decisions::{AuxScope, Decisions, Offload};
@@ -45,7 +46,7 @@ fn violation(field: &str, found: impl Display, valid: impl Display) -> Violation
 
 fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> {
     let Request { model, cluster, gpus, .. } = request;
-    Space { model, cluster, gpus: *gpus, restrictions }
+    Space { model, cluster, gpus: *gpus, restrictions, waived: Waived::default() }
 }
 
 fn disallowed(plan: &Plan, r: &Restrictions) -> Vec<Violation> {

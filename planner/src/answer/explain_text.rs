@@ -7,9 +7,12 @@ use crate::answer::text::{
     bytes, decisions, line, loss, seconds, shape, signed_percent, thousands, within,
 };
 use crate::request::Request;
+use crate::search::Found;
 use models::mesh::Mesh;
 use models::placement::{RecomputeCounts, Stage, StageMemory};
 use models::plan::{Breakdown, Objective, Plan};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Hosts of the rank grid that are drawn from the start.
@@ -245,13 +248,8 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
     let mut text =
         format!("error: nothing fits: {} on {} x {}\n", model.name, thousands(*gpus), device.name);
     if let Some(leanest) = &found.leanest {
-        let priced = &leanest.priced;
-        let (at, need) = priced
-            .device_bytes
-            .iter()
-            .enumerate()
-            .fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most });
-        let has = device.hbm_bytes * (1.0 - request.headroom);
+        let (at, need) = neediest(leanest);
+        let has = available_bytes(request);
         let besides = match request.headroom {
             0.0 => String::new(),
             share => format!(" after {:.0} % headroom", 100.0 * share),
@@ -261,7 +259,7 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
             &format!(
                 "memory of pipeline rank {at}: the least found is {} (to {:.0} %), {} more than there is{besides}",
                 bytes(need as u64),
-                (100.0 * (1.0 - found.leanest_to)).max(1.0),
+                100.0 * tolerance(found),
                 bytes((need - has).max(0.0) as u64)
             ),
         );
@@ -285,7 +283,61 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
     text
 }
 
-fn consumers(found: &crate::search::Found, rank: usize) -> String {
+/// The same facts as JSON.
+pub fn shortage_json(request: &Request, found: &Shortage) -> Value {
+    let least = found.leanest.as_ref().map(|leanest| {
+        let (rank, need) = neediest(leanest);
+        let has = available_bytes(request);
+        let parts = consumed(leanest, rank).map(|(part, bytes)| (part.to_owned(), bytes as u64));
+        json!({
+            "decisions": leanest.decisions,
+            "pipeline_rank": rank,
+            "needed_bytes": need as u64,
+            "tolerance": tolerance(found),
+            "available_bytes": has as u64,
+            "missing_bytes": (need - has).max(0.0) as u64,
+            "memory_bytes": parts.into_iter().collect::<BTreeMap<_, _>>(),
+        })
+    });
+    let fits = |(change, way): &(String, Found)| {
+        json!({
+            "change": change,
+            "decisions": way.decisions,
+            "iteration_s": way.priced.iteration_s,
+        })
+    };
+    json!({
+        "least": least,
+        "fits": found.remedies.iter().map(fits).collect::<Vec<_>>(),
+        "complete": found.complete,
+    })
+}
+
+/// The pipeline rank that needs most memory, and how much, bytes.
+fn neediest(found: &Found) -> (usize, f64) {
+    let all = found.priced.device_bytes.iter().enumerate();
+    all.fold((0, 0.0), |most, (at, &need)| if need > most.1 { (at, need) } else { most })
+}
+
+/// What a plan may fill of a device, bytes.
+fn available_bytes(request: &Request) -> f64 {
+    request.cluster.device.hbm_bytes * (1.0 - request.headroom)
+}
+
+/// The share of the least memory found up to which less may do.
+fn tolerance(found: &Shortage) -> f64 {
+    (1.0 - found.leanest_to).max(0.01)
+}
+
+fn consumers(found: &Found, rank: usize) -> String {
+    let parts = consumed(found, rank);
+    let words: Vec<String> =
+        parts.iter().map(|(name, size)| format!("{name} {}", bytes(*size as u64))).collect();
+    words.join(" · ")
+}
+
+/// What takes the memory of a pipeline rank, bytes, largest first.
+fn consumed(found: &Found, rank: usize) -> [(&'static str, f64); 5] {
     let held = found.priced.stages.iter().chain(&found.priced.copies);
     let stages = held.filter(|stage| stage.rank == rank);
     let mut parts = [
@@ -303,7 +355,5 @@ fn consumers(found: &crate::search::Found, rank: usize) -> String {
         }
     }
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let words: Vec<String> =
-        parts.iter().map(|(name, size)| format!("{name} {}", bytes(*size as u64))).collect();
-    words.join(" · ")
+    parts
 }

@@ -16,6 +16,22 @@ pub fn line(label: &str, text: &str) -> String {
     format!("{label:<11}{text}").trim_end().to_owned() + "\n"
 }
 
+/// A text in lines of at most so many columns, broken at blanks.
+pub fn wrapped(text: &str, columns: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        let used = line.chars().count();
+        if used > 0 && used + 1 + word.chars().count() > columns {
+            lines.push(word.to_owned());
+        } else {
+            *line = if used == 0 { word.to_owned() } else { format!("{line} {word}") };
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
 /// A share as signed percent. A value that rounds to zero has no minus sign.
 pub fn signed_percent(share: f64) -> String {
     let percent = 100.0 * share;

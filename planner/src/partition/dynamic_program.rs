@@ -72,13 +72,49 @@ struct Label {
 pub fn solve(problem: &Problem, cutoff_s: f64) -> Option<Bounded> {
     let stages = problem.stages();
     let first_layers = first_layer_ranges(problem);
+    let before = LeastBefore::new(problem, cutoff_s);
     let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
     for stage in (0..stages).rev() {
         let below = table.get(stage + 1).map(Vec::as_slice);
-        table[stage] = fill_stage(problem, stage, below, first_layers[stage]);
+        table[stage] = fill_stage(problem, stage, below, (first_layers[stage], &before));
     }
     let (index, bound_s) = best_start(problem, &table[0][0])?;
     (bound_s < cutoff_s).then(|| Bounded { bound_s, choice: trace(problem, &table, index) })
+}
+
+/// The least that layers before a stage add to the iteration, whatever their stages.
+struct LeastBefore {
+    /// Forward and backward of a layer, s.
+    each_s: [f64; 2],
+    cutoff_s: f64,
+}
+
+impl LeastBefore {
+    fn new(problem: &Problem, cutoff_s: f64) -> Self {
+        let columns = || problem.columns.iter().flatten().filter(|column| column.layers() > 0);
+        let least = |seconds: fn(&Column) -> f64| {
+            let each = columns().map(|column| seconds(column) / column.layers() as f64);
+            each.fold(f64::INFINITY, f64::min)
+        };
+        // Where all forwards come first, labels have another meaning.
+        let cutoff_s = if problem.pipeline.forwards_first { f64::INFINITY } else { cutoff_s };
+        Self {
+            each_s: [least(|column| column.forward_s), least(|column| column.backward_s)],
+            cutoff_s,
+        }
+    }
+
+    /// Whether every partition with these stages behind `layers` layers reaches the cutoff: the
+    /// first micro-batch runs forward through those layers first, and the last one backward after
+    /// the span.
+    fn is_beyond(&self, layers: usize, label: &Label) -> bool {
+        if layers == 0 || self.cutoff_s == f64::INFINITY {
+            return label.end_s.max(label.span_s) + label.step_s >= self.cutoff_s;
+        }
+        let [forward_s, backward_s] = self.each_s.map(|each_s| layers as f64 * each_s);
+        let end_s = (forward_s + label.end_s).max(forward_s + label.span_s + backward_s);
+        end_s + label.step_s >= self.cutoff_s * (1.0 + 1e-12)
+    }
 }
 
 /// Range of first layers that each stage may have. The stages before it hold at least their fewest
@@ -107,7 +143,7 @@ fn fill_stage(
     problem: &Problem,
     stage: usize,
     below: Option<&[Vec<Label>]>,
-    first_layers: (usize, usize),
+    (first_layers, before): ((usize, usize), &LeastBefore),
 ) -> Vec<Vec<Label>> {
     let uniform = problem.is_uniform();
     let mut by_start = vec![vec![]; problem.layers + 1];
@@ -118,7 +154,7 @@ fn fill_stage(
         let starts = if uniform { first_layers.0..=first_layers.1 } else { c.start..=c.start };
         for start in starts.take_while(|start| start + c.layers() <= problem.layers) {
             let labels = &mut by_start[start];
-            extend(problem, (stage, column), start + c.layers(), below, labels);
+            extend(problem, (stage, column), (start, start + c.layers()), (below, before), labels);
         }
     }
     by_start
@@ -136,18 +172,24 @@ fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
 fn extend(
     problem: &Problem,
     (stage, column): (usize, usize),
-    end: usize,
-    below: Option<&[Vec<Label>]>,
+    (start, end): (usize, usize),
+    (below, before): (Option<&[Vec<Label>]>, &LeastBefore),
     labels: &mut Vec<Label>,
 ) {
+    let mut insert = |label: Label| {
+        if !before.is_beyond(start, &label) {
+            insert(labels, label);
+        }
+    };
     match below {
         None if end == problem.layers => {
-            insert(labels, join(problem, stage, column, 0, None));
+            let label = join(problem, stage, column, 0, None);
+            insert(label);
         }
         None => {}
         Some(below) => {
             for (next, after) in below[end].iter().enumerate() {
-                insert(labels, join(problem, stage, column, next, Some(after)));
+                insert(join(problem, stage, column, next, Some(after)));
             }
         }
     }

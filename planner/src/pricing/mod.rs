@@ -23,7 +23,7 @@ use crate::simulate::CriticalPath;
 use crate::simulate::Durations;
 use cost_cache::{CostCache, LayerCosts};
 use listed_cuts::{CutList, Ranges};
-use models::decisions::Decisions;
+use models::decisions::{Decisions, RecomputePolicy};
 use models::schedule::{Schedule, ScheduleError, ScheduleName};
 use priced::Placed;
 use recompute_split::{RecomputeCost, RecomputeSplit};
@@ -320,7 +320,28 @@ impl<'a> Configuration<'a> {
         if fits(&first) {
             return Some(first);
         }
-        self.recompute_choices(range.0, range.1).iter().find(|recompute| fits(recompute)).cloned()
+        let counts = self.cache.layers.counts(range.0, range.1);
+        if counts.len() > 2 || self.decisions.recompute != RecomputePolicy::PerLayer {
+            return self
+                .recompute_choices(range.0, range.1)
+                .iter()
+                .find(|recompute| fits(recompute))
+                .cloned();
+        }
+        let n = self.most_in_flight(stage);
+        let states = self.state.memory(cost.params).device_bytes() + cost.workspace_bytes;
+        let bytes = budget - states - n * cost.extra_in_flight_bytes;
+        // Rounding may make the first answer too large by a tiny amount.
+        let tries = [0.0, 1e-13, 1e-11, 1e-9];
+        let found = tries.iter().filter_map(|less| {
+            recompute_split::fastest_of_two(
+                &self.layer_costs.layer,
+                &counts,
+                n,
+                bytes - budget * less,
+            )
+        });
+        found.into_iter().find(|recompute| fits(recompute))
     }
 
     /// Gives each stage the fastest recompute choice with which it fits if the rank's other chunks

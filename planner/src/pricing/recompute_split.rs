@@ -86,6 +86,96 @@ pub fn undominated(
     choices
 }
 
+/// The fastest split that fits, for a stage with at most two kinds of layers: `in_flight`
+/// micro-batches and the buffer for recomputed layers together take at most `bytes`.
+///
+/// It enumerates the splits of the first kind and the number of layers of the second that recompute
+/// fully. The fewest that must recompute selectively follow from these.
+pub fn fastest_of_two(
+    costs: &[LayerCost],
+    counts: &[usize],
+    in_flight: f64,
+    bytes: f64,
+) -> Option<RecomputeCost> {
+    let (last, before) = counts.split_last()?;
+    let own = costs.get(before.len())?;
+    let mut best: Option<(f64, Vec<[usize; 3]>)> = None;
+    let firsts = match before {
+        [] => vec![vec![]],
+        [count] => splits(*count).map(|split| vec![split]).collect(),
+        _ => return None,
+    };
+    for first in firsts {
+        let taken = Taken::new(costs, &first);
+        for full in 0..=*last {
+            let time_s = taken.recompute_s + full as f64 * own.recompute[2].total_s();
+            if best.as_ref().is_some_and(|(best_s, _)| *best_s <= time_s) {
+                break;
+            }
+            let some = taken.fewest_selective(own, *last, full, in_flight, bytes);
+            let Some(some) = some else { continue };
+            let time_s = time_s + some as f64 * own.recompute[1].total_s();
+            if best.as_ref().is_none_or(|(best_s, _)| time_s < *best_s) {
+                let split = [*last - full - some, some, full];
+                best = Some((time_s, first.iter().copied().chain([split]).collect()));
+            }
+        }
+    }
+    let priced_all = |splits: Vec<[usize; 3]>| {
+        let all = costs.iter().zip(splits);
+        all.fold(RecomputeCost::empty(), |recompute, (cost, split)| {
+            recompute.and(&priced(cost, split))
+        })
+    };
+    best.map(|(_, splits)| priced_all(splits))
+}
+
+/// What the kinds already decided take.
+struct Taken {
+    recompute_s: f64,
+    bytes: f64,
+    buffer: f64,
+}
+
+impl Taken {
+    fn new(costs: &[LayerCost], splits: &[[usize; 3]]) -> Self {
+        let mut taken = Self { recompute_s: 0.0, bytes: 0.0, buffer: 0.0 };
+        for (cost, &split) in costs.iter().zip(splits) {
+            let recompute = priced(cost, split);
+            taken.recompute_s += recompute.recompute_s;
+            taken.bytes += recompute.in_flight_bytes;
+            taken.buffer = taken.buffer.max(buffer_bytes(cost, &split));
+        }
+        taken
+    }
+
+    /// Fewest of `count` layers that must recompute selectively, where `full` recompute fully.
+    fn fewest_selective(
+        &self,
+        cost: &LayerCost,
+        count: usize,
+        full: usize,
+        in_flight: f64,
+        bytes: f64,
+    ) -> Option<usize> {
+        let [none_bytes, some_bytes, full_bytes] = cost.saved_bytes;
+        let kept = (count - full) as f64 * none_bytes + full as f64 * full_bytes;
+        let needed =
+            |buffer: f64| in_flight * (self.bytes + kept) + self.buffer.max(buffer) - bytes;
+        if needed(buffer_bytes(cost, &[count - full, 0, full])) <= 0.0 {
+            return Some(0);
+        }
+        let saved = in_flight * (none_bytes - some_bytes);
+        if saved <= 0.0 || full == count {
+            return None;
+        }
+        // A number that is whole up to rounding counts as whole. Callers check the result.
+        let some = needed(buffer_bytes(cost, &[0, 1, full])) / saved;
+        let some = (some - 1e-9).ceil().max(1.0);
+        (some <= (count - full) as f64).then_some(some as usize)
+    }
+}
+
 /// Bytes of a layer's full activations while it is recomputed, besides what is kept.
 pub fn buffer_bytes(cost: &LayerCost, split: &[usize; 3]) -> f64 {
     let leanest = (1..3).rev().find(|&option| split[option] > 0).unwrap_or(0);

@@ -2,6 +2,7 @@
 
 use super::Request;
 use super::restrictions::{Restrictions, decision_of};
+use super::rules::{self, Waived};
 use crate::request::pipeline_choices::PipelineChoices;
 use crate::request::space::{ParallelLayout, Space, divisors};
 use models::cluster::Dtype;
@@ -88,7 +89,7 @@ impl Degrees {
 
 fn space<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Space<'a> {
     let Request { model, cluster, gpus, .. } = request;
-    Space { model, cluster, gpus: *gpus, restrictions }
+    Space { model, cluster, gpus: *gpus, restrictions, waived: Waived::default() }
 }
 
 fn split_heads(request: &Request, degrees: &Degrees) -> Option<InputError> {
@@ -188,27 +189,69 @@ fn find(file: &Source, key: &str) -> Option<Place> {
     })
 }
 
-/// Names a setting without which the space would not be empty.
+/// Names the settings that exclude each other, the rules that say so, and what would be valid.
 fn blame(request: &Request) -> InputError {
-    for (index, setting) in request.settings.iter().enumerate() {
-        let mut others = request.settings.clone();
-        others.remove(index);
-        let Ok(restrictions) = request.narrowed_by(&others) else { continue };
-        let space = space(request, &restrictions);
-        if !space.is_empty() {
-            return without(setting, &space, others.is_empty());
-        }
+    let guilty = conflicting(request);
+    if guilty.is_empty() {
+        return no_split(request);
     }
-    let none = request.settings.is_empty();
-    if none { no_split(request) } else { all_together(request) }
+    let Ok(restrictions) = request.narrowed_by(&guilty) else { return no_split(request) };
+    let why = rules::causes(request, &restrictions);
+    let why = why.unwrap_or_else(|| none_at_all(request, &guilty));
+    let named: Vec<String> = guilty.iter().map(|setting| format!("--set {setting}")).collect();
+    let message = match named.as_slice() {
+        [alone] => format!("{alone} leaves nothing to choose from: {why}"),
+        _ => format!("{} exclude each other: {why}", and(&named)),
+    };
+    let help: Vec<String> =
+        (0..guilty.len()).filter_map(|index| without(request, &guilty, index)).collect();
+    InputError::new(message).help(help.join("\n        "))
 }
 
-fn without(setting: &str, space: &Space<'_>, alone: bool) -> InputError {
-    let name = decision_of(setting);
-    let valid = values(space, name);
-    let context = if alone { "this model, batch and number of GPUs" } else { "the other settings" };
-    InputError::new(format!("--set {setting} leaves nothing to choose from"))
-        .help(format!("with {context}, {name} can be {}", shortened(&valid)))
+/// The settings without any of which something would be left, found by leaving out one at a time.
+fn conflicting(request: &Request) -> Vec<String> {
+    let mut guilty = request.settings.clone();
+    for setting in &request.settings {
+        let others: Vec<String> =
+            guilty.iter().filter(|other| *other != setting).cloned().collect();
+        let Ok(restrictions) = request.narrowed_by(&others) else { continue };
+        if space(request, &restrictions).is_empty() {
+            guilty = others;
+        }
+    }
+    guilty
+}
+
+/// Why no rule is to blame: no number is in all of the bounds, or degrees do not multiply.
+fn none_at_all(request: &Request, guilty: &[String]) -> String {
+    let first = guilty.first().map_or("", |setting| decision_of(setting));
+    match guilty.iter().all(|setting| decision_of(setting) == first) {
+        true if guilty.len() > 1 => format!("no {first} is allowed by all of them"),
+        _ => format!("tp · pp · cp · dp must be the number of GPUs ({})", request.gpus),
+    }
+}
+
+/// What one of the settings could be with the others.
+fn without(request: &Request, guilty: &[String], index: usize) -> Option<String> {
+    let name = decision_of(&guilty[index]);
+    let mut others = guilty.to_vec();
+    others.remove(index);
+    let restrictions = request.narrowed_by(&others).ok()?;
+    let valid = values(&space(request, &restrictions), name);
+    let named: Vec<String> = others.iter().map(|setting| format!("--set {setting}")).collect();
+    let context = match named.is_empty() {
+        true => "this model, batch and number of GPUs".to_owned(),
+        false => and(&named),
+    };
+    Some(format!("with {context}, {name} can be {}", shortened(&valid)))
+}
+
+/// A list in words.
+fn and(items: &[String]) -> String {
+    match items {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => items.concat(),
+    }
 }
 
 fn no_split(request: &Request) -> InputError {
@@ -231,11 +274,6 @@ fn no_split(request: &Request) -> InputError {
             "tp divides heads ({}) and ffn ({}), pp is at most layers ({}), dp divides the batch ({}){hint}",
             model.attention.heads, model.mlp.ffn, model.layers, model.global_batch
         ))
-}
-
-fn all_together(request: &Request) -> InputError {
-    InputError::new(format!("--set {} exclude one another", request.settings.join(" --set ")))
-        .help("no combination is left even without any one of them; leave out two or more")
 }
 
 /// The values that a decision takes in a space.

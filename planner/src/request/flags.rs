@@ -9,6 +9,7 @@ use models::input::{InputError, Source, nearest};
 use models::model::{self, MAX_IMBALANCE, ModelSpec};
 use models::plan::{ClusterFigures, Inputs, MOST_HEADROOM, Objective, Plan};
 use models::program::unsupported_model;
+use models::text::figure;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -206,7 +207,7 @@ pub fn request_from(
 fn headroom(percent: Option<f64>) -> Result<f64, InputError> {
     let Some(percent) = percent else { return Ok(DEFAULT_HEADROOM) };
     let most = 100.0 * MOST_HEADROOM;
-    let refused = || InputError::new(format!("--headroom cannot be {percent}"));
+    let refused = || InputError::new(format!("--headroom cannot be {}", figure(percent)));
     let valid = (0.0..=most).contains(&percent);
     let help = format!("valid: 0 to {most}, percent of a device's memory");
     valid.then_some(percent / 100.0).ok_or_else(|| refused().help(help))
@@ -225,7 +226,8 @@ fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec,
     let most = moe.experts as f64 / moe.top_k as f64;
     if factor > most {
         return Err(InputError::new(format!(
-            "--set capacity_factor={factor}: every expert holds all tokens at {most}"
+            "--set capacity_factor={}: every expert holds all tokens at {most}",
+            figure(factor)
         ))
         .help(format!("valid: above 0, to {most} (experts / top_k of {})", model.name)));
     }
@@ -236,7 +238,8 @@ fn with_capacity(mut model: ModelSpec, pinned: Option<f64>) -> Result<ModelSpec,
 /// Writes the load of the fullest rank into the model.
 fn with_imbalance(mut model: ModelSpec, imbalance: Option<f64>) -> Result<ModelSpec, InputError> {
     let Some(imbalance) = imbalance else { return Ok(model) };
-    let refused = |why: &str| InputError::new(format!("--expert-imbalance {imbalance}: {why}"));
+    let given = figure(imbalance);
+    let refused = |why: &str| InputError::new(format!("--expert-imbalance {given}: {why}"));
     let Some(moe) = &mut model.moe else {
         return Err(refused(&format!("{} has no experts", model.name)).help("leave it out"));
     };
@@ -308,6 +311,14 @@ pub fn read_cluster(name: &str) -> Result<ClusterSpec, InputError> {
         return cluster::shipped(name).unwrap_or_else(|| Err(unknown("cluster", name, &names)));
     }
     cluster::read(&Source::open(name)?)
+}
+
+/// Warnings about a cluster's own file, one sentence each: figures that no machine has. Shipped
+/// ones have none.
+pub fn cluster_warnings(name: Option<&str>) -> Vec<String> {
+    let own = name.filter(|name| Path::new(name).exists());
+    let source = own.and_then(|name| Source::open(name).ok());
+    source.map_or_else(Vec::new, |source| cluster::warnings(&source))
 }
 
 fn standard_input() -> Result<Source, InputError> {

@@ -4,6 +4,7 @@ pub mod conflicts;
 pub mod flags;
 pub mod pipeline_choices;
 pub mod restrictions;
+pub mod rules;
 pub mod space;
 pub mod task;
 

@@ -1,6 +1,7 @@
 //! The decisions that a parallel layout leaves open: schedule, chunks, vocabulary placement,
 //! recomputation and parameter state.
 
+use super::rules::Rule;
 use super::space::{ParallelLayout, Space, divisors};
 use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, RecomputePolicy, Vocab};
 use models::schedule::ScheduleName;
@@ -176,13 +177,20 @@ impl<'a> Space<'a> {
             Offload::Activations => vec![Offload::Activations],
             _ => r.offload.among(&Offload::SEARCHED),
         };
+        let has_host = self.cluster.host.memory_bytes > 0.0;
+        offload.retain(|&to| self.obeys(Rule::HostMemory, has_host || to == Offload::None));
         offload.retain(|&offload| self.runs(&Decisions { offload, ..d.clone() }));
         let mut recompute = r.recompute.among(RecomputePolicy::ALL);
-        recompute.retain(|&policy| d.recompute_group == 1 || policy == RecomputePolicy::Full);
+        recompute.retain(|&policy| {
+            let whole = d.recompute_group == 1 || policy == RecomputePolicy::Full;
+            self.obeys(Rule::GroupFull, whole)
+        });
         // On the device nothing is kept, so a mixture saves nothing.
         let alike = d.offload == Offload::Activations;
-        recompute.retain(|&policy| !alike || policy != RecomputePolicy::PerLayer);
-        recompute.retain(|_| !alike || d.recompute_group == 1);
+        recompute.retain(|&policy| {
+            let all = !alike || policy != RecomputePolicy::PerLayer && d.recompute_group == 1;
+            self.obeys(Rule::HostAlike, all)
+        });
         PipelineChoices {
             schedules: self.schedules(d),
             recompute,
@@ -197,18 +205,25 @@ impl<'a> Space<'a> {
         let mut found = vec![];
         let mut known = r.schedule.among(&ScheduleName::ALL);
         // Post-validation has nothing to overlap with where backward is not split.
-        known.retain(|schedule| !d.post_validation || schedule.splits_backward());
+        let mut keep = |rule, holds: &dyn Fn(ScheduleName) -> bool| {
+            known.retain(|&schedule| self.obeys(rule, holds(schedule)));
+        };
+        keep(Rule::PostValidation, &|name| !d.post_validation || name.splits_backward());
         let waits = d.aux_scope.needs_all_forwards(self.model);
-        known.retain(|schedule| !waits || schedule.runs_forwards_first());
+        keep(Rule::AuxScope, &|name| !waits || name.runs_forwards_first());
         // Gradients of weights that wait would read what has come back from the host.
         let on_host = d.offload == Offload::Activations;
-        known.retain(|schedule| !on_host || !schedule.splits_backward());
+        keep(Rule::HostWhole, &|name| !on_host || !name.splits_backward());
         let paired = d.moe_overlap == MoeOverlap::Pair;
-        known.retain(|schedule| !paired || schedule.has_pairs());
+        keep(Rule::Pairs, &|name| !paired || name.has_pairs());
         // Without pairs its passes would wait for one another for nothing.
-        known.retain(|schedule| paired || *schedule != ScheduleName::Overlapped1F1B);
+        keep(Rule::Overlapped, &|name| paired || name != ScheduleName::Overlapped1F1B);
         for schedule in known {
-            for vpp in self.chunks(schedule, d).into_iter().filter(|&vpp| r.vpp.allows(vpp)) {
+            let mut chunks = self.chunks(schedule, d);
+            if self.waived.contains(Rule::Counts) {
+                chunks.push(schedule.chunk_rule().nearest(1) as u64);
+            }
+            for vpp in self.numbers(Rule::Counts, chunks, &r.vpp) {
                 let vocabs = self.vocabs(schedule, vpp, d);
                 if !vocabs.is_empty() {
                     found.push((schedule, vpp, vocabs));
@@ -247,11 +262,12 @@ impl<'a> Space<'a> {
         let layout = schedule.layout(vpp as usize);
         let stages = layout.stages(d.pp as usize, vpp as usize);
         let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
-        let possible = |vocab: &Vocab| match vocab {
-            vocab if vocab.over_pipeline() && (d.post_validation || d.fused_loss) => false,
-            Vocab::FirstLast => equal,
-            Vocab::Interlaced => plain && d.pp > 1,
-            vocab => !vocab.over_pipeline() || hosts_passes,
+        let possible = |vocab: &Vocab| {
+            let over = vocab.over_pipeline();
+            let hosts = if *vocab == Vocab::Interlaced { plain && d.pp > 1 } else { hosts_passes };
+            self.obeys(Rule::VocabLoss, !over || !(d.post_validation || d.fused_loss))
+                && self.obeys(Rule::VocabEqual, *vocab != Vocab::FirstLast || equal)
+                && self.obeys(Rule::VocabSchedule, !over || hosts)
         };
         self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
     }
@@ -261,12 +277,13 @@ impl<'a> Space<'a> {
     fn shards(&self, d: &Decisions) -> Vec<(u8, u64)> {
         let r = self.restrictions;
         let mut found = vec![];
-        if r.zero_stage.allows(0) && r.dp_shard.allows(1) {
-            found.push((0, 1));
+        let mut groups = divisors(d.dp * d.cp);
+        if !self.waived.contains(Rule::Shards) {
+            groups.retain(|&size| size > 1);
         }
-        for stage in (1..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
-            let sizes =
-                divisors(d.dp * d.cp).into_iter().filter(|&n| n > 1 && r.dp_shard.allows(n));
+        for stage in (0..=3u8).filter(|&stage| r.zero_stage.allows(u64::from(stage))) {
+            let sizes = if stage == 0 { vec![1] } else { groups.clone() };
+            let sizes = self.numbers(Rule::Shards, sizes, &r.dp_shard).into_iter();
             found.extend(sizes.map(|size| (stage, size)));
         }
         found

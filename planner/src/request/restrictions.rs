@@ -1,8 +1,8 @@
 //! Turns `--set key=value` into restrictions on decisions.
 
 use models::decisions::{
-    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MoeOverlap, Offload, RankOrder,
-    RecomputePolicy, USUAL_BUCKET_MIB, Vocab,
+    AuxScope, CpStyle, Decision, Decisions, DpReduction, Dtype, MOST, MoeOverlap, Offload,
+    RankOrder, RecomputePolicy, USUAL_BUCKET_MIB, Values, Vocab,
 };
 use models::input::{InputError, nearest};
 use models::schedule::ScheduleName;
@@ -38,6 +38,12 @@ impl Numbers {
         }
     }
 
+    /// The numbers that the user wrote, bounds among them.
+    pub fn given(&self) -> impl Iterator<Item = u64> + '_ {
+        let bounds = [self.least, self.most].into_iter().flatten();
+        self.list.iter().flatten().copied().chain(bounds)
+    }
+
     /// Allows `value` alone.
     pub fn only(value: u64) -> Self {
         Self { list: Some(vec![value]), ..Self::default() }
@@ -45,9 +51,8 @@ impl Numbers {
 
     /// `usual` if it is allowed, else the nearest value that is.
     pub fn nearest(&self, usual: u64) -> u64 {
-        let bounds = [self.least, self.most].into_iter().flatten();
-        let given = self.list.iter().flatten().copied().chain(bounds);
-        let allowed = std::iter::once(usual).chain(given).filter(|&value| self.allows(value));
+        let allowed =
+            std::iter::once(usual).chain(self.given()).filter(|&value| self.allows(value));
         allowed.min_by_key(|value| value.abs_diff(usual)).unwrap_or(usual)
     }
 
@@ -284,6 +289,9 @@ impl<'a> Setting<'a> {
     }
 
     fn unknown(&self) -> InputError {
+        if let Some(row) = Decision::ALL.iter().find(|row| row.name == self.key) {
+            return self.derived(row);
+        }
         let names: Vec<&str> = Decision::names().collect();
         let flag = format!("--{}", self.key.replace('_', "-"));
         let hint = match FLAGS.contains(&flag.as_str()) {
@@ -292,6 +300,19 @@ impl<'a> Setting<'a> {
         };
         InputError::new(format!("--set {}: there is no decision `{}`", self.text, self.key))
             .help(format!("{hint}decisions are {}", names.join(" ")))
+    }
+
+    /// A decision that plans have and users do not set.
+    fn derived(&self, row: &Decision) -> InputError {
+        let instead = match row.name {
+            "micro_batches" => {
+                "set micro_batch or dp: micro_batches is global_batch / (dp · micro_batch)"
+            }
+            "pass_times" => "set schedule and vocab: the times are those of the plan's passes",
+            _ => "set the decisions that it follows from",
+        };
+        let message = format!("--set {}: {} follows from other decisions", self.text, row.name);
+        InputError::new(message).help(instead)
     }
 
     fn repeats(&self, before: &Self) -> InputError {
@@ -317,10 +338,21 @@ impl<'a> Setting<'a> {
         let mut values = vec![];
         for value in &self.values {
             let number = value.parse().ok().filter(|&number: &u64| valid.contains(number));
-            values.push(number.ok_or_else(|| self.wrong(value, &self.numbers_in_words(), ""))?);
+            values.push(number.ok_or_else(|| self.wrong(value, &self.valid_numbers(value), ""))?);
         }
         into.narrow(self.relation, values);
         Ok(())
+    }
+
+    /// What is valid instead of `value`: the most only where it is more.
+    fn valid_numbers(&self, value: &str) -> String {
+        let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+        match self.decision().values {
+            Values::Number { least, most: MOST } if is_number && value != "0" => {
+                format!("whole numbers from {least} to {MOST}")
+            }
+            _ => self.numbers_in_words(),
+        }
     }
 
     fn numbers_in_words(&self) -> String {

@@ -4,7 +4,8 @@
 //! decisions, its [`super::pipeline_choices`], are independent of one another, so combinations are
 //! counted without being visited.
 
-use crate::request::restrictions::Restrictions;
+use crate::request::restrictions::{Numbers, Restrictions};
+use crate::request::rules::{Rule, Waived};
 use models::cluster::ClusterSpec;
 use models::decisions::{
     AuxScope, CpStyle, Decision, Decisions, Dtype, MoeOverlap, RankOrder, RecomputePolicy, Vocab,
@@ -25,6 +26,8 @@ pub struct Space<'a> {
     pub gpus: u64,
     /// The user's restrictions.
     pub restrictions: &'a Restrictions,
+    /// Rules that do not hold: none, unless it is asked why a space is empty.
+    pub waived: Waived,
 }
 
 /// The decisions that the cost of a layer depends on: degrees, context-parallel style, sequence
@@ -80,6 +83,24 @@ pub fn divisors(n: u64) -> Vec<u64> {
 }
 
 impl<'a> Space<'a> {
+    /// Whether a rule's condition holds, or need not.
+    pub(super) fn obeys(&self, rule: Rule, condition: bool) -> bool {
+        condition || self.waived.contains(rule)
+    }
+
+    /// The numbers among `usual` that are allowed; where their rule is waived, those asked for,
+    /// too.
+    pub(super) fn numbers(&self, rule: Rule, usual: Vec<u64>, allowed: &Numbers) -> Vec<u64> {
+        let mut all = usual;
+        if self.waived.contains(rule) {
+            all.extend(allowed.given());
+            all.sort_unstable();
+            all.dedup();
+        }
+        all.retain(|&number| allowed.allows(number));
+        all
+    }
+
     /// All parallel layouts.
     pub fn layouts(&self) -> Vec<ParallelLayout> {
         self.contexts().iter().flat_map(|context| self.split_experts(context)).collect()
@@ -117,7 +138,8 @@ impl<'a> Space<'a> {
 
     /// Whether the trainer was asked for and cannot run the model at all.
     fn has_no_trainer(&self) -> bool {
-        self.restrictions.runnable && !unsupported_model(self.model).is_empty()
+        let runs = !self.restrictions.runnable || unsupported_model(self.model).is_empty();
+        !self.obeys(Rule::Trainer, runs)
     }
 
     /// One layout for every way to split experts. Contexts that offer the same splits count once,
@@ -134,7 +156,9 @@ impl<'a> Space<'a> {
 
     /// Whether our trainer can run this, or does not have to.
     pub fn runs(&self, d: &Decisions) -> bool {
-        !self.restrictions.runnable || unsupported_decisions(self.model, d).is_empty()
+        !self.restrictions.runnable
+            || self.waived.contains(Rule::Trainer)
+            || unsupported_decisions(self.model, d).is_empty()
     }
 
     /// Number formats to try: the user's, else the cluster's usual one.
@@ -151,12 +175,12 @@ impl<'a> Space<'a> {
         let r = self.restrictions;
         let mut found = vec![];
         for tp in
-            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.divides("tp", tp))
+            divisors(self.gpus).into_iter().filter(|&tp| r.tp.allows(tp) && self.tp_divides(tp))
         {
             for pp in divisors(self.gpus / tp).into_iter().filter(|&pp| self.pp_possible(pp)) {
                 for cp in divisors(self.gpus / tp / pp).into_iter().filter(|&cp| r.cp.allows(cp)) {
                     let dp = self.gpus / tp / pp / cp;
-                    if r.dp.allows(dp) && self.divides("dp", dp) {
+                    if r.dp.allows(dp) && self.obeys(Rule::Batch, self.divides("dp", dp)) {
                         found.extend(
                             self.dtypes()
                                 .into_iter()
@@ -174,8 +198,12 @@ impl<'a> Space<'a> {
         Decision::named(name).undivided(self.model, degree).is_none()
     }
 
+    fn tp_divides(&self, tp: u64) -> bool {
+        self.obeys(Rule::Width, self.divides("tp", tp))
+    }
+
     fn pp_possible(&self, pp: u64) -> bool {
-        self.restrictions.pp.allows(pp) && pp <= self.model.layers as u64
+        self.restrictions.pp.allows(pp) && self.obeys(Rule::Layers, pp <= self.model.layers as u64)
     }
 
     fn template(&self, tp: u64, pp: u64, cp: u64, dp: u64, dtype: Dtype) -> Decisions {
@@ -246,11 +274,14 @@ impl<'a> Space<'a> {
         if d.cp == 1 {
             // The style has no effect: count one combination, of a style that is allowed.
             let style = CpStyle::ALL.iter().copied().find(|&style| r.cp_style.allows(style));
-            let style = style.filter(|_| r.cp_ulysses.allows(1));
+            let style = style.filter(|_| self.obeys(Rule::Ulysses, r.cp_ulysses.allows(1)));
             return style.map(|style| (style, 1)).into_iter().collect();
         }
         let of_style = |style: CpStyle| -> Vec<(CpStyle, u64)> {
             let ulysses = match style {
+                _ if self.waived.contains(Rule::Ulysses) => {
+                    self.numbers(Rule::Ulysses, divisors(d.cp), &r.cp_ulysses)
+                }
                 CpStyle::Ulysses => vec![d.cp],
                 CpStyle::Hybrid => {
                     divisors(d.cp).into_iter().filter(|&u| u > 1 && u < d.cp).collect()
@@ -275,8 +306,9 @@ impl<'a> Space<'a> {
             CpStyle::Hybrid => 2 * d.cp / ulysses * ulysses,
         };
         let restricted = &self.restrictions.cp_ulysses;
-        s.is_multiple_of(pieces)
-            && self.model.attention.heads.is_multiple_of(d.tp * ulysses)
+        let heads = self.model.attention.heads;
+        self.obeys(Rule::Pieces, s.is_multiple_of(pieces))
+            && self.obeys(Rule::UlyssesHeads, heads.is_multiple_of(d.tp * ulysses))
             && (!restricted.is_restricted() || restricted.allows(ulysses))
     }
 
@@ -284,6 +316,7 @@ impl<'a> Space<'a> {
         let available = d.tp > 1
             && self.cluster.software.sequence_parallel
             && (self.model.seq_len / d.cp).is_multiple_of(d.tp);
+        let available = self.obeys(Rule::SequenceParallel, available);
         let all: &[bool] = if available { &[true, false] } else { &[false] };
         self.restrictions.sequence_parallel.among(all)
     }
@@ -298,16 +331,18 @@ impl<'a> Space<'a> {
                 && r.etp.allows(1)
                 && r.moe_overlap.allows(MoeOverlap::None)
                 && r.moe_overlap_degree.allows(1);
+            let dense = self.obeys(Rule::Dense, dense);
             return if dense { vec![ExpertSplit::NONE] } else { vec![] };
         };
         let world = d.tp * d.cp * d.dp;
         let mut found = vec![];
-        for etp in
-            divisors(d.tp).into_iter().filter(|&etp| r.etp.allows(etp) && self.divides("etp", etp))
-        {
-            for ep in divisors(moe.experts).into_iter().filter(|&ep| r.ep.allows(ep)) {
-                let folds = world.is_multiple_of(etp * ep);
-                if folds && (ep == 1 || d.tp == 1 || d.sequence_parallel) {
+        let mut etps = self.numbers(Rule::ExpertTp, divisors(d.tp), &r.etp);
+        etps.retain(|&etp| self.obeys(Rule::ExpertFfn, self.divides("etp", etp)));
+        for etp in etps {
+            for ep in self.numbers(Rule::Experts, divisors(moe.experts), &r.ep) {
+                let folds = self.obeys(Rule::ExpertRanks, world.is_multiple_of(etp * ep));
+                let once = ep == 1 || d.tp == 1 || d.sequence_parallel;
+                if folds && self.obeys(Rule::ExpertTokens, once) {
                     let overlaps = self.overlaps(d, ep).into_iter();
                     found.extend(overlaps.map(|(overlap, degree)| ExpertSplit {
                         ep,
@@ -325,29 +360,34 @@ impl<'a> Space<'a> {
     fn overlaps(&self, d: &Decisions, ep: u64) -> Vec<(MoeOverlap, u64)> {
         let r = self.restrictions;
         let mut found = vec![];
+        let spread = self.obeys(Rule::OverlapExperts, ep > 1);
+        let alone = self.obeys(Rule::PairGroup, d.recompute_group == 1);
         for overlap in r.moe_overlap.among(MoeOverlap::ALL) {
             let degrees: &[u64] = match overlap {
                 MoeOverlap::None => &[1],
-                MoeOverlap::Pair if ep > 1 && d.recompute_group == 1 => &[1],
+                MoeOverlap::Pair if spread && alone => &[1],
                 MoeOverlap::Pair => &[],
-                _ if ep > 1 => &[2, 4, 8],
+                _ if spread => &[2, 4, 8],
                 _ => &[],
             };
-            let divides = |degree: u64| (self.model.seq_len / d.cp).is_multiple_of(degree);
-            let wanted = |degree: u64| r.moe_overlap_degree.allows(degree);
-            let possible = degrees.iter().filter(|&&n| divides(n) && wanted(n));
-            found.extend(possible.map(|&degree| (overlap, degree)));
+            let mut degrees =
+                self.numbers(Rule::OverlapDegree, degrees.to_vec(), &r.moe_overlap_degree);
+            degrees.retain(|&degree| {
+                let divides = (self.model.seq_len / d.cp).is_multiple_of(degree);
+                self.obeys(Rule::OverlapPieces, divides)
+            });
+            found.extend(degrees.into_iter().map(|degree| (overlap, degree)));
         }
         found
     }
 
     /// Micro-batch sizes and numbers of micro-batches that contexts like `d` may have.
     pub fn micro_batches(&self, d: &Decisions) -> Vec<(u64, u64)> {
-        let sequences = self.model.global_batch / d.dp;
-        let allowed = divisors(sequences)
-            .into_iter()
-            .filter(|&size| self.restrictions.micro_batch.allows(size));
-        let mut all: Vec<_> = allowed.map(|size| (size, sequences / size)).collect();
+        // Where rules are waived there may be less than one for each.
+        let sequences = (self.model.global_batch / d.dp).max(1);
+        let allowed = &self.restrictions.micro_batch;
+        let sizes = self.numbers(Rule::MicroBatch, divisors(sequences), allowed).into_iter();
+        let mut all: Vec<_> = sizes.map(|size| (size, (sequences / size).max(1))).collect();
         all.retain(|&(micro_batch, micro_batches)| {
             !self.restrictions.runnable
                 || self.runs(&Decisions { micro_batch, micro_batches, ..d.clone() })

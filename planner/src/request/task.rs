@@ -1,6 +1,7 @@
 //! The input of a search.
 
 use super::restrictions::Restrictions;
+use super::rules::Waived;
 use super::space::Space;
 use crate::until::Until;
 use models::cluster::ClusterSpec;
@@ -71,6 +72,7 @@ impl<'a> Task<'a> {
             cluster: self.cluster,
             gpus: self.gpus,
             restrictions: self.restrictions,
+            waived: Waived::default(),
         }
     }
 }

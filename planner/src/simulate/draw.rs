@@ -13,6 +13,41 @@ pub const LEGEND: &str = "F forward, B backward, W weight gradients, \
     lower case: odd chunks; numbers: micro-batches; & runs together with what follows";
 
 impl Timeline {
+    /// Whether there is a column for each pass of a rank. Otherwise they lie over one another.
+    pub fn fits(&self, columns: usize) -> bool {
+        self.most_passes() <= columns
+    }
+
+    fn most_passes(&self) -> usize {
+        self.spans.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// At most so many columns and pipeline ranks, of the whole timeline or of its start and its
+    /// end.
+    pub fn drawing(&self, columns: usize, most_ranks: usize, whole: bool) -> String {
+        let drawn = if whole { self.draw(columns) } else { self.both_ends(columns) };
+        let mut text: String = drawn.split_inclusive('\n').take(most_ranks).collect();
+        let more = self.spans.len().saturating_sub(most_ranks);
+        if more > 0 {
+            text += &format!("... {more} more ranks\n");
+        }
+        text
+    }
+
+    fn both_ends(&self, columns: usize) -> String {
+        // Leaves room for a letter and one or two digits of each pass.
+        let (end, half) = (self.makespan_s, columns / 2 - 2);
+        let passes = self.most_passes().max(half);
+        let length = end * half as f64 / (3 * passes) as f64;
+        let start = self.between(0.0, length).draw(half);
+        let last = self.between(end - length, end).draw(half);
+        let cells = |line: &str| {
+            line.split_once(' ').map_or("", |(_, cells)| cells.trim_start()).to_owned()
+        };
+        let both = start.lines().zip(last.lines());
+        both.map(|(start, last)| format!("{start} // {}\n", cells(last))).collect()
+    }
+
     /// One line a pipeline rank, at most `width` columns. Each pass is drawn from its start to its
     /// end: its letter, its micro-batch if there is room, and fill characters. See [`LEGEND`].
     pub fn draw(&self, width: usize) -> String {

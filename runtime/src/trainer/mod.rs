@@ -61,7 +61,8 @@ fn exit_code(error: &Error) -> u8 {
     }
 }
 
-/// Whether another process of `plan launch` says it. What all ranks find alike is rank 0's to say.
+/// Whether another process of `plan launch` says it. What all ranks find alike is rank 0's to say:
+/// they have the same flags. What one rank finds alone, rank 0 hears from it.
 /// That rank 0 itself is lost, every rank says that notices: the others only hear that one gave up.
 fn is_said_elsewhere(error: &Error) -> bool {
     let variable = |name: &str| std::env::var(name).ok();
@@ -75,6 +76,7 @@ fn is_said_elsewhere(error: &Error) -> bool {
 fn is_said_by_another(error: &Error, rank: usize) -> bool {
     match error {
         Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
+        Error::Flag { .. } | Error::Passes { .. } => rank > 0,
         Error::Comm(CommError::Lost { peer, .. }) => rank > 0 && peer.rank > 0,
         // The rank that gave up has said why, unless it is silent itself.
         Error::Comm(CommError::Aborted { peer, .. }) => rank > 0 || peer.rank == 0,
@@ -317,5 +319,10 @@ mod tests {
         assert_eq!(silent(&lost(0)), [false; 4]);
         assert_eq!(silent(&Error::Interrupted { steps: 1 }), [false, true, true, true]);
         assert_eq!(silent(&Error::NotStarted), [false; 4]);
+        let missing = Error::Flag { flag: "data", problem: "no.bin: not found".to_owned() };
+        assert_eq!(silent(&missing), [false, true, true, true]);
+        // The data of a step that one rank alone cannot read: the others say that it says why.
+        let unread = Error::file("tokens.bin".as_ref(), "it ends early");
+        assert_eq!(silent(&unread), [false; 4]);
     }
 }

@@ -13,13 +13,22 @@ impl Reader<'_> {
     /// The common part of architectures with RMSNorm, RoPE and a gated block; `tied` is the class's
     /// default for `tie_word_embeddings`.
     pub(super) fn llama_like(&self, tied: bool) -> Result<RawModel, InputError> {
-        let config = self.config;
         self.no_attention_dropout()?;
+        self.with_rope(tied, self.gated_activation()?)
+    }
+
+    /// The common part of architectures with RoPE, whatever their block and dropout.
+    fn with_rope(
+        &self,
+        tied: bool,
+        activation: Spanned<Activation>,
+    ) -> Result<RawModel, InputError> {
+        let config = self.config;
         Ok(RawModel {
             name: self.name(),
             kv_heads: self.kv_heads()?,
             head_dim: config.head_dim.clone(),
-            activation: Some(self.gated_activation()?),
+            activation: Some(activation),
             max_positions: Some(
                 self.need("max_position_embeddings", &config.max_position_embeddings)?,
             ),
@@ -99,6 +108,17 @@ impl Reader<'_> {
             norm_eps: self.config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
             rope_theta: self.config.rope_theta.clone().or_else(|| implied(1e6)),
             ..self.llama_like(false)?
+        })
+    }
+
+    /// Scaled embeddings, and norms that store their distance from 1.
+    pub(super) fn gemma(&self) -> Result<RawModel, InputError> {
+        let raw = self.llama_like(true)?;
+        Ok(RawModel {
+            head_dim: raw.head_dim.clone().or_else(|| implied(256)),
+            norm_unit_offset: implied(true),
+            embedding_scale: implied((raw.hidden.value as f64).sqrt()),
+            ..raw
         })
     }
 
@@ -219,6 +239,73 @@ impl Reader<'_> {
         })
     }
 
+    /// As Llama's. Its checkpoints join projections that lie apart here.
+    pub(super) fn phi3(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        self.constant("resid_pdrop", &config.resid_pdrop, 0.0)?;
+        let raw = self.llama_like(false)?;
+        Ok(RawModel {
+            window: self.window(None, None),
+            qkv_bias: None,
+            out_bias: None,
+            norm_eps: config.rms_norm_eps.clone().or_else(|| implied(1e-5)),
+            assumptions: self.with_names_of_llama(raw.assumptions.clone()),
+            ..raw
+        })
+    }
+
+    /// As Llama's, with four factors; two of them no spec has ([`Self::unknown`]).
+    pub(super) fn granite(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let raw = self.llama()?;
+        Ok(RawModel {
+            embedding_scale: config.embedding_multiplier.clone(),
+            query_pre_attn_scalar: Some(self.score_divisor()?),
+            ..raw
+        })
+    }
+
+    /// Granite's factor of scores, as the number by whose root they are divided.
+    fn score_divisor(&self) -> Result<Spanned<f64>, InputError> {
+        let Some(factor) = &self.config.attention_multiplier else { return Ok(unplaced(1.0)) };
+        if factor.value > 0.0 && factor.value.powi(-2).is_finite() {
+            return Ok(Spanned::new(factor.value.powi(-2), factor.referenced, factor.defined));
+        }
+        let message = format!("`attention_multiplier` cannot be {}", factor.value);
+        Err(self.error(factor, message).help("valid: above 0, for example 0.0078125"))
+    }
+
+    /// LayerNorm, biases everywhere, one ungated block, RoPE.
+    pub(super) fn starcoder2(&self) -> Result<RawModel, InputError> {
+        let config = self.config;
+        let bias = config.use_bias.clone().or_else(|| implied(true));
+        let dropouts = [
+            ("residual_dropout", &config.residual_dropout),
+            ("embedding_dropout", &config.embedding_dropout),
+            ("attention_dropout", &config.attention_dropout),
+        ];
+        let raw = self.with_rope(true, self.plain_activation()?)?;
+        Ok(RawModel {
+            window: self.window(None, None),
+            norm: implied(NormKind::LayerNorm),
+            bias: bias.clone(),
+            qkv_bias: bias.clone(),
+            out_bias: bias,
+            dropout: self.same_dropout(dropouts, 0.0)?,
+            norm_eps: config.norm_epsilon.clone().or_else(|| implied(1e-5)),
+            assumptions: self.with_names_of_llama(raw.assumptions.clone()),
+            ..raw
+        })
+    }
+
+    fn with_names_of_llama(&self, mut assumptions: Vec<String>) -> Vec<String> {
+        let model_type = &self.config.model_type.value;
+        assumptions.push(format!(
+            "a trainer reads and writes tensors by Llama's names, not by those of {model_type}"
+        ));
+        assumptions
+    }
+
     /// Learned positions, LayerNorm, biases everywhere, tied, one ungated block.
     pub(super) fn gpt2(&self) -> Result<RawModel, InputError> {
         let config = self.config;
@@ -240,7 +327,14 @@ impl Reader<'_> {
             )?),
             tied_embeddings: config.tie_word_embeddings.clone().or_else(|| implied(true)),
             bias: implied(true),
-            dropout: self.one_dropout()?,
+            dropout: self.same_dropout(
+                [
+                    ("resid_pdrop", &config.resid_pdrop),
+                    ("embd_pdrop", &config.embd_pdrop),
+                    ("attn_pdrop", &config.attn_pdrop),
+                ],
+                0.1,
+            )?,
             norm_eps: config.layer_norm_epsilon.clone().or_else(|| implied(1e-5)),
             gelu: implied(self.gelu()),
             unknown: self.unknown(),
@@ -278,6 +372,8 @@ impl Reader<'_> {
         match self.config.model_type.value.as_str() {
             "mistral" | "mixtral" | "gpt_oss" => Some(8),
             "gemma2" | "qwen3_moe" => Some(4),
+            "gemma" => Some(16),
+            "starcoder2" => Some(2),
             "qwen2" | "qwen3" | "stablelm" => Some(32),
             _ => None,
         }

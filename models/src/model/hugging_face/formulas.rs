@@ -10,7 +10,8 @@ use crate::model::spec::{Activation, Gelu};
 impl Reader<'_> {
     pub(super) fn gated_activation(&self) -> Result<Spanned<Activation>, InputError> {
         let Some(given) = self.activation() else {
-            let default = if self.is("gemma2") { Activation::Geglu } else { Activation::Swiglu };
+            let gelu = self.is("gemma") || self.is("gemma2");
+            let default = if gelu { Activation::Geglu } else { Activation::Swiglu };
             return Ok(unplaced(default));
         };
         let activation = match given.value.as_str() {
@@ -67,17 +68,23 @@ impl Reader<'_> {
         })
     }
 
-    /// GPT-2's three probabilities (default 0.1) as the one that a spec has.
-    pub(super) fn one_dropout(&self) -> Result<Maybe<f64>, InputError> {
-        let all = [&self.config.resid_pdrop, &self.config.embd_pdrop, &self.config.attn_pdrop];
-        let value = |dropout: &Maybe<f64>| dropout.as_ref().map_or(0.1, |dropout| dropout.value);
-        let (first, rest) = (value(all[0]), &all[1..]);
-        let differs = rest.iter().any(|other| value(other) != first);
-        match all.iter().find_map(|dropout| dropout.as_ref()) {
-            Some(given) if differs => Err(self
-                .error(given, "`resid_pdrop`, `embd_pdrop` and `attn_pdrop` differ".to_owned())
-                .help("valid: the same probability three times (0.1 where left out)")),
-            given => Ok(given.cloned().or_else(|| implied(0.1))),
+    /// The three probabilities of residuals, embeddings and attention as the one that a spec has.
+    pub(super) fn same_dropout(
+        &self,
+        all: [(&str, &Maybe<f64>); 3],
+        default: f64,
+    ) -> Result<Maybe<f64>, InputError> {
+        let values = all.map(|(_, given)| given.as_ref().map_or(default, |given| given.value));
+        let differs = values.iter().any(|value| *value != values[0]);
+        match all.iter().find_map(|(_, given)| given.as_ref()) {
+            Some(given) if differs => {
+                let [first, second, third] = all.map(|(key, _)| key);
+                let message = format!("`{first}`, `{second}` and `{third}` differ");
+                Err(self.error(given, message).help(format!(
+                    "valid: the same probability three times ({default} where left out)"
+                )))
+            }
+            given => Ok(given.cloned().or_else(|| implied(default))),
         }
     }
 
@@ -106,6 +113,11 @@ impl Reader<'_> {
             ("use_bidirectional_attention", !is(&config.use_bidirectional_attention, true)),
             ("use_parallel_residual", !is(&config.use_parallel_residual, true)),
             ("hidden_dropout", is_number(&config.hidden_dropout, 0.0) || self.is("gpt2")),
+            ("logits_scaling", is_number(&config.logits_scaling, 1.0) || !self.is("granite")),
+            (
+                "residual_multiplier",
+                is_number(&config.residual_multiplier, 1.0) || !self.is("granite"),
+            ),
             ("router_jitter_noise", is_number(&config.router_jitter_noise, 0.0)),
             ("quantization_config", config.quantization_config.is_none()),
             ("add_cross_attention", !is(&config.add_cross_attention, true)),

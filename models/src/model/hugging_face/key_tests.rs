@@ -59,7 +59,10 @@ fn values(key: &str) -> &'static [&'static str] {
         "rms_norm_eps"
         | "layer_norm_eps"
         | "layer_norm_epsilon"
+        | "norm_epsilon"
         | "attention_dropout"
+        | "embedding_dropout"
+        | "residual_dropout"
         | "hidden_dropout"
         | "router_jitter_noise"
         | "attn_pdrop"
@@ -85,6 +88,7 @@ fn values(key: &str) -> &'static [&'static str] {
         | "scale_attn_by_inverse_layer_idx"
         | "use_parallel_residual"
         | "use_bidirectional_attention"
+        | "use_bias"
         | "use_mrope" => &["true", "false"],
         _ => &["4", "3", "2", "32", "0"],
     }
@@ -98,7 +102,8 @@ fn agreeing(key: &str, model_type: &str) -> &'static [&'static str] {
         // Biases on queries, keys and values alone are neither.
         ("attention_bias", "qwen2") => &[],
         ("attention_bias" | "mlp_bias", "gpt2") | ("mlp_bias", "gpt_oss") => yes,
-        ("use_qkv_bias" | "qkv_bias", "qwen2" | "gpt2" | "gpt_oss") => yes,
+        ("attention_bias" | "mlp_bias", "starcoder2") => yes,
+        ("use_qkv_bias" | "qkv_bias", "qwen2" | "gpt2" | "gpt_oss" | "starcoder2") => yes,
         ("use_qk_norm", "qwen3" | "qwen3_moe") => yes,
         ("norm_topk_prob", "mixtral" | "gpt_oss") => yes,
         ("attention_dropout" | "hidden_dropout", "gpt2") => &[],
@@ -137,6 +142,7 @@ fn is_fixed(key: &str, model_type: &str) -> bool {
             true
         }
         "attn_pdrop" | "embd_pdrop" | "resid_pdrop" => true,
+        "embedding_dropout" | "residual_dropout" => true,
         "num_key_value_heads" => model_type == "deepseek_v3",
         "num_experts_per_tok" => model_type == "gpt_oss",
         _ => false,

@@ -13,37 +13,45 @@ pub(super) enum Use {
 use Use::{Carried, Read};
 
 /// All types but `gpt2`, whose keys have names of their own.
-const BUT_GPT2: [&str; 10] = [
+const BUT_GPT2: [&str; 14] = [
     "llama",
     "mistral",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "gemma",
     "gemma2",
     "mixtral",
     "deepseek_v3",
     "gpt_oss",
     "stablelm",
+    "phi3",
+    "granite",
+    "starcoder2",
 ];
 
 /// Every `model_type` that is read.
-pub(super) const ALL: [&str; 11] = [
+pub(super) const ALL: [&str; 15] = [
     "llama",
     "mistral",
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "gemma",
     "gemma2",
     "mixtral",
     "deepseek_v3",
     "gpt2",
     "gpt_oss",
     "stablelm",
+    "phi3",
+    "granite",
+    "starcoder2",
 ];
 
 /// Each key with the `model_type`s whose configurations have it: the configuration classes of
 /// transformers 4.57 and the released files of these types. A key of another type has no effect.
-pub(super) const KEYS: [(Use, &[&str], &[&str]); 29] = [
+pub(super) const KEYS: [(Use, &[&str], &[&str]); 34] = [
     (
         Read,
         &[
@@ -78,6 +86,10 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 29] = [
             "deepseek_v3",
             "gpt_oss",
             "stablelm",
+            "gemma",
+            "phi3",
+            "granite",
+            "starcoder2",
         ],
     ),
     (
@@ -93,23 +105,68 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 29] = [
             "mixtral",
             "deepseek_v3",
             "gpt_oss",
+            "gemma",
+            "phi3",
+            "granite",
         ],
     ),
     (
         Read,
         &["head_dim"],
-        &["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "mixtral", "gpt_oss"],
+        &[
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "mixtral",
+            "gpt_oss",
+            "phi3",
+            "granite",
+            "starcoder2",
+        ],
     ),
     (
         Read,
         &["attention_bias"],
-        &["llama", "qwen3", "qwen3_moe", "gemma2", "deepseek_v3", "gpt_oss"],
+        &["llama", "qwen3", "qwen3_moe", "gemma", "gemma2", "deepseek_v3", "gpt_oss", "granite"],
     ),
-    (Read, &["mlp_bias"], &["llama"]),
+    (Read, &["mlp_bias"], &["llama", "granite"]),
     (
         Read,
         &["sliding_window"],
-        &["mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "mixtral", "gpt_oss"],
+        &[
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+            "gemma2",
+            "mixtral",
+            "gpt_oss",
+            "phi3",
+            "starcoder2",
+        ],
+    ),
+    (
+        Read,
+        &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
+        &["granite"],
+    ),
+    (Read, &["embedding_dropout", "norm_epsilon", "residual_dropout", "use_bias"], &["starcoder2"]),
+    (Carried, &["mlp_type", "norm_type"], &["starcoder2"]),
+    (Read, &["resid_pdrop"], &["phi3"]),
+    (
+        Carried,
+        &[
+            "embd_pdrop",
+            "full_attn_mod",
+            "interpolate_factor",
+            "lm_head_bias",
+            "original_max_position_embeddings",
+        ],
+        &["phi3"],
     ),
     (Read, &["layer_types"], &["qwen2", "qwen3", "qwen3_moe", "gemma2", "gpt_oss"]),
     (Read, &["max_window_layers", SWITCH], &SWITCHED),

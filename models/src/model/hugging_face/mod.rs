@@ -23,10 +23,34 @@ use keys::ALL;
 
 pub(super) use without_effect::keys_without_effect;
 
-/// `model_type`s that are not read and whose RoPE turns pairs of neighbouring columns, which only
-/// latent attention does here.
-const INTERLEAVED: [&str; 9] =
-    ["glm", "glm4", "gptj", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "helium"];
+/// `model_type`s that are not read, and what no [`super::ModelSpec`] says of them.
+const INEXPRESSIBLE: [(&[&str], &str); 9] = [
+    // Only latent attention does so here.
+    (
+        &["codegen", "cohere", "cohere2", "gptj"],
+        "its RoPE turns neighbouring columns, and its attention and feed-forward blocks run side \
+         by side",
+    ),
+    (&["ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"], "its RoPE turns neighbouring columns"),
+    (
+        &["gpt_neox", "phi"],
+        "its attention and feed-forward blocks run side by side (a parallel residual)",
+    ),
+    (
+        &["falcon"],
+        "its attention and feed-forward blocks run side by side (`parallel_attn`), or its \
+         positions are ALiBi",
+    ),
+    (&["bloom", "mpt"], "its positions are ALiBi"),
+    (&["olmo"], "its norms have no weights"),
+    (
+        &["olmo2", "olmo3"],
+        "its norms come after attention and feed-forward blocks alone, and those of queries and \
+         keys span all heads",
+    ),
+    (&["gemma3", "gemma3_text"], "its windowed layers have another base of RoPE than the others"),
+    (&["smollm3"], "some of its layers have no positions"),
+];
 
 /// The raw model of a configuration.
 ///
@@ -41,12 +65,16 @@ pub(super) fn raw_model(source: &Source) -> Result<RawModel, InputError> {
         "qwen2" => reader.qwen2(),
         "qwen3" => reader.qwen3(),
         "qwen3_moe" => reader.qwen3_moe(),
+        "gemma" => reader.gemma(),
         "gemma2" => reader.gemma2(),
         "mixtral" => reader.mixtral(),
         "deepseek_v3" => reader.deepseek_v3(),
         "gpt2" => reader.gpt2(),
         "gpt_oss" => reader.gpt_oss(),
         "stablelm" => reader.stablelm(),
+        "phi3" => reader.phi3(),
+        "granite" => reader.granite(),
+        "starcoder2" => reader.starcoder2(),
         other => Err(reader.unsupported(other)),
     }?;
     Ok(RawModel { rotary_dim: reader.rotary_dim(&raw)?, ..raw })
@@ -63,9 +91,10 @@ impl Reader<'_> {
             .map(|best| format!("did you mean `{best}`? "))
             .unwrap_or_default();
         let supported = ALL.join(", ");
-        let (why, instead) = match INTERLEAVED.contains(&model_type) {
-            true => (": its RoPE turns neighbouring columns", ""),
-            false => ("", "; or describe the model in our YAML"),
+        let known = INEXPRESSIBLE.iter().find(|(types, _)| types.contains(&model_type));
+        let (why, nearest, instead) = match known {
+            Some((_, why)) => (format!(": {why}"), String::new(), ""),
+            None => (String::new(), nearest, "; or describe the model in our YAML"),
         };
         let message = format!("`model_type` is not a supported architecture{why}");
         self.error(&self.config.model_type, message)

@@ -1,17 +1,17 @@
 //! Lower bounds on the time of the pipelines of a parallel layout, the cheap ones first.
 
 use super::Worker;
-use super::layout::{FittingState, LayoutView};
+use super::layout::{FittingState, LayoutView, recompute_choices};
 use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
 use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::{StateOverhead, StateView, States};
-use crate::bounds::workload::MicroBatchCost;
+use crate::bounds::workload::{MicroBatchCost, VocabEnd};
 use crate::partition::VocabWay;
 use crate::pricing::listed_cuts::CutList;
-use models::decisions::Decisions;
+use models::decisions::{Decisions, Offload, RecomputePolicy};
 use models::schedule::ScheduleName;
 use std::rc::Rc;
 
@@ -61,6 +61,47 @@ impl PipelineInputs<'_> {
 }
 
 impl Worker<'_> {
+    /// Bound of a parallel layout over all its pipelines, with overheads, s: without vocabulary
+    /// layers and transfers. Breadth-first loops are bounded apart, because they alone gather and
+    /// reduce once for all micro-batches; of the others those with a split backward have the least
+    /// bound.
+    pub(super) fn layout_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
+        let looped = ScheduleName::LoopedBfs;
+        let is_open = parallel.choices.schedules.iter().any(|(name, ..)| *name == looped);
+        let looped_s = if is_open { self.like_s(parallel, d, looped) } else { f64::INFINITY };
+        looped_s.min(self.like_s(parallel, d, ScheduleName::ZbV))
+    }
+
+    /// Bound of a layout over the pipelines that cost no less than one of this schedule, with
+    /// overheads, s.
+    fn like_s(&mut self, parallel: &mut LayoutView, d: &Decisions, schedule: ScheduleName) -> f64 {
+        let mut policies = recompute_choices(&parallel.choices);
+        if d.offload != Offload::Activations {
+            // The first recomputes least. With activations on the host it moves most, too.
+            policies.truncate(1);
+        }
+        let like = |recompute| self.like_with_s(parallel, d, schedule, recompute);
+        policies.into_iter().map(like).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The same with this way to recompute alone.
+    fn like_with_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        schedule: ScheduleName,
+        recompute: RecomputePolicy,
+    ) -> f64 {
+        // Some schedules have no gaps between passes.
+        let bare = self.bare_spec(&self.no_transfer, d);
+        let spec = PipelineSpec { schedule, chunks: 2, recompute, gap_s: 0.0, ..bare };
+        let (embedding, head) = (VocabEnd::default(), VocabEnd::default());
+        let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
+        let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
+        let budget = self.budget_bytes(&spec, work, &parallel.states.least);
+        self.cheapest_state_s(parallel, inputs, budget)
+    }
+
     /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
     /// overheads, s. Stops early once the bound reaches `enough_s`.
     pub(super) fn quick_s(

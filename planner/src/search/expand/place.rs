@@ -43,6 +43,8 @@ impl Expansion {
 
 /// The integer programs of one configuration take at most this share of the time left.
 const PROGRAM_SHARE: f64 = 0.4;
+/// Multiples of a bound up to which placements are sought in turn.
+const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
 impl Worker<'_> {
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
@@ -240,9 +242,16 @@ impl Worker<'_> {
     ) {
         let Ok(configuration) = Configuration::new(&self.cache, d) else { return };
         let ignore_memory = self.task.ignore_memory;
-        let cutoff_s = configuration.pipeline_s(bar_s);
-        let Some(problem) = configuration.problem(cutoff_s, ignore_memory) else { return };
-        let Some(bounded) = dynamic_program::solve(&problem, cutoff_s) else { return };
+        // The fewer columns a cutoff leaves, the sooner the dynamic program is done. What it finds
+        // below a cutoff is the best of all.
+        let cutoffs =
+            AHEAD.iter().map(|ahead| bound_s * ahead).filter(|cutoff_s| *cutoff_s < bar_s);
+        let solved = cutoffs.chain([bar_s]).find_map(|cutoff_s| {
+            let cutoff_s = configuration.pipeline_s(cutoff_s);
+            let problem = configuration.problem(cutoff_s, ignore_memory)?;
+            dynamic_program::solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
+        });
+        let Some((problem, bounded)) = solved else { return };
         let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
         if bound_s >= bar_s {
             return;
