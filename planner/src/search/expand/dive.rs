@@ -38,9 +38,8 @@ impl Worker<'_> {
         }
         let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
         let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
-        let Some((_, node)) = least.filter(|_| !self.task.is_stopped()) else {
-            return Expansion::default();
-        };
+        let fits = |(promise_s, _): &(f64, _)| promise_s.is_finite() && !self.task.is_stopped();
+        let Some((_, node)) = least.filter(fits) else { return Expansion::default() };
         self.with_layout(&node.decisions, |own, parallel| {
             own.most_cuts = CUTS;
             let expansion = own.price_pipelines(&node, parallel, best_s, breadth);
