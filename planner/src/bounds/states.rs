@@ -43,6 +43,13 @@ impl StepTime {
         (all_s * (1.0 - self.overlap)).max(all_s - hidden_in_s)
     }
 
+    fn least(&mut self, other: &Self) {
+        let Self { each_s, start_s, overlap } = self;
+        each_s.iter_mut().zip(other.each_s).for_each(|(own, other)| *own = own.min(other));
+        *start_s = start_s.min(other.start_s);
+        *overlap = overlap.max(other.overlap);
+    }
+
     /// Whether it is no longer than another for any parameters.
     fn undercuts(&self, other: &Self) -> bool {
         let each = self.each_s.iter().zip(other.each_s).all(|(own, other)| *own <= other);
@@ -139,6 +146,23 @@ impl StateView {
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
             overlap: software.zero3_overlap,
         }
+    }
+
+    /// The componentwise minimum of two choices, under the name of the first.
+    fn least(mut self, other: &Self) -> Self {
+        let least = |own: &mut [f64], other: &[f64]| {
+            own.iter_mut().zip(other).for_each(|(own, other)| *own = own.min(*other));
+        };
+        least(&mut self.bytes, &other.bytes);
+        self.reductions.least(&other.reductions);
+        self.gathers.least(&other.gathers);
+        least(&mut self.update_s, &other.update_s);
+        least(&mut self.gather_s, &other.gather_s);
+        least(&mut self.scatter_s, &other.scatter_s);
+        self.ends_s.iter_mut().zip(&other.ends_s).for_each(|(own, other)| least(own, other));
+        self.copied.least(&other.copied);
+        self.motion_bytes = self.motion_bytes.min(other.motion_bytes);
+        self
     }
 
     /// `d` with these choices.
@@ -259,12 +283,28 @@ impl StateView {
 /// All choices of parameter state on a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct States {
-    /// The choices.
-    pub views: Vec<StateView>,
+    /// The choices, in groups that differ only in the size of the shard group.
+    pub groups: Vec<ShardGroup>,
     /// The choices that no other one matches or betters in every respect.
     pub undominated: Vec<StateView>,
     /// A relaxation of all choices: the least bytes, and no communication.
     pub least: StateView,
+}
+
+/// Choices of parameter state that differ only in the size of the shard group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardGroup {
+    /// The choices.
+    pub views: Vec<StateView>,
+    /// The componentwise minimum of the choices.
+    pub least: StateView,
+}
+
+impl ShardGroup {
+    fn new(views: Vec<StateView>) -> Option<Self> {
+        let least = views.iter().cloned().reduce(|a, b| a.least(&b))?;
+        Some(Self { views, least })
+    }
 }
 
 impl States {
@@ -275,24 +315,29 @@ impl States {
         choices: &PipelineChoices,
         kinds: &[LocalParams],
     ) -> Self {
-        let mut views = vec![];
+        let mut groups = vec![];
         for &rank_order in &choices.rank_order {
-            for &(zero_stage, dp_shard) in &choices.shards {
-                views.extend(choices.offload.iter().map(|&offload| {
-                    let d = Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
-                    StateView::new(cache, &d, kinds)
-                }));
+            for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
+                for &offload in &choices.offload {
+                    let view = |&(zero_stage, dp_shard): &(u8, u64)| {
+                        let d =
+                            Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
+                        StateView::new(cache, &d, kinds)
+                    };
+                    groups.extend(ShardGroup::new(shards.iter().map(view).collect()));
+                }
             }
         }
-        let least_bytes = |at: usize| {
-            views.iter().map(|view: &StateView| view.bytes[at]).fold(f64::INFINITY, f64::min)
+        let rates = |value: &dyn Fn(&StateView) -> [f64; 2]| {
+            let least = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].min(b[1])];
+            groups.iter().map(|group| value(&group.least)).fold([f64::INFINITY; 2], least)
         };
         let least = StateView {
             rank_order: RankOrder::DpInner,
             zero_stage: 0,
             dp_shard: 1,
             offload: Offload::None,
-            bytes: [least_bytes(0), least_bytes(1)],
+            bytes: rates(&|view| view.bytes),
             reductions: StepTime::NONE,
             gathers: StepTime::NONE,
             update_s: [0.0; 2],
@@ -304,13 +349,18 @@ impl States {
             overlap: 0.0,
         };
         let mut undominated: Vec<StateView> = vec![];
-        for view in &views {
+        for view in groups.iter().flat_map(|group| &group.views) {
             if !undominated.iter().any(|known| known.undercuts(view)) {
                 undominated.retain(|known| !view.undercuts(known));
                 undominated.push(view.clone());
             }
         }
-        Self { views, undominated, least }
+        Self { groups, undominated, least }
+    }
+
+    /// All choices, ungrouped.
+    pub fn views(&self) -> impl Iterator<Item = &StateView> {
+        self.groups.iter().flat_map(|group| &group.views)
     }
 
     /// Lower bounds on what the undominated choices add to the mean load of a rank, with `work` as

@@ -168,6 +168,23 @@ impl MicroBatchCost {
         VocabEnd { params, ..self.head }
     }
 
+    /// The componentwise minimum of two costs that differ only in the seconds of layers.
+    pub fn least(mut self, other: &Self) -> Self {
+        for (kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            kind.forward_s = kind.forward_s.min(other.forward_s);
+            kind.backward_s = kind.backward_s.min(other.backward_s);
+            kind.input_s = kind.input_s.min(other.input_s);
+            kind.weight_s = kind.weight_s.min(other.weight_s);
+            let least = |own_s: &mut [f64], other_s: &[f64]| {
+                own_s.iter_mut().zip(other_s).for_each(|(own, other)| *own = own.min(*other));
+            };
+            least(&mut kind.compute_s, &other.compute_s);
+            least(&mut kind.alone_s, &other.alone_s);
+            least(&mut kind.recompute_s, &other.recompute_s);
+        }
+        self
+    }
+
     /// The sum of `value` over all layers.
     pub fn layers_s(&self, value: impl Fn(&KindCost) -> f64) -> f64 {
         self.kinds.iter().zip(&self.counts).map(|(kind, &count)| count as f64 * value(kind)).sum()

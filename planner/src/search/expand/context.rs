@@ -1,6 +1,7 @@
 //! The search nodes with which the search begins.
 
 use super::every_cut::EveryCutStage;
+use super::group::Group;
 use super::{SearchNode, Stage};
 use crate::request::space::ExpertSplit;
 use models::decisions::{CpStyle, Decisions, Dtype};
@@ -60,10 +61,9 @@ impl Context {
         decisions: &Decisions,
     ) -> SearchNode {
         let dense = splits[..] == [ExpertSplit::NONE];
-        let stage = match dense {
-            true => Stage::ParallelLayout(Arc::from([])),
-            false => Stage::Context(Arc::clone(splits)),
-        };
+        let splits = Arc::clone(splits);
+        let stage =
+            if dense { Stage::ParallelLayout(Group::new(splits)) } else { Stage::Context(splits) };
         SearchNode { bound_s, decisions: decisions.clone(), count: 0, stage }
     }
 

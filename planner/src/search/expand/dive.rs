@@ -24,10 +24,23 @@ const CUTS: usize = 4;
 /// Choices of parameter state that a dive tries until one fits.
 const PROMISING: usize = 4;
 
+/// Whether dives follow what has no room for its activations by [`Worker::promise_s`]: offloading
+/// or a rank order may make room, but mostly it does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::search) enum Short {
+    Followed,
+    Left,
+}
+
 impl Worker<'_> {
     /// Follows what is most promising of some search nodes down to a parallel layout, and prices
     /// `breadth` of its pipelines, each with its most promising choice of parameter state.
-    pub fn dive(&mut self, nodes: &[SearchNode], best_s: f64, breadth: usize) -> Expansion {
+    pub fn dive(
+        &mut self,
+        nodes: &[SearchNode],
+        best_s: f64,
+        (breadth, shortness): (usize, Short),
+    ) -> Expansion {
         let mut parts: Vec<SearchNode> = vec![];
         for node in nodes {
             // What a context takes depends on how it splits the experts.
@@ -36,10 +49,20 @@ impl Worker<'_> {
                 _ => parts.push(node.clone()),
             }
         }
-        let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
-        let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
-        let fits = |(promise_s, _): &(f64, _)| promise_s.is_finite() && !self.task.is_stopped();
-        let Some((_, node)) = least.filter(fits) else { return Expansion::default() };
+        let node = loop {
+            let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
+            let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
+            let follows = |(promise_s, _): &(f64, _)| {
+                (promise_s.is_finite() || shortness == Short::Followed) && !self.task.is_stopped()
+            };
+            let Some((_, least)) = least.filter(follows) else { return Expansion::default() };
+            parts = match &least.stage {
+                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
+                    self.single_layouts(&least, group, best_s).parts
+                }
+                _ => break least,
+            };
+        };
         self.with_layout(&node.decisions, |own, parallel| {
             own.most_cuts = CUTS;
             let expansion = own.price_pipelines(&node, parallel, best_s, breadth);
@@ -163,7 +186,7 @@ impl Worker<'_> {
     ) {
         let (spec, work) = self.spec(parallel, &node.decisions);
         let states = Rc::clone(&parallel.states);
-        let all = states.views.iter().map(|view| (self.expected_s(&spec, &work, view), view));
+        let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
         let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
         views.sort_by(|a, b| a.0.total_cmp(&b.0));
         let before_s = expansion.bar_s(best_s);

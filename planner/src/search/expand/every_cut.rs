@@ -1,8 +1,8 @@
 //! Configurations of which the search tried only listed cuts, over every cut: from one bound for a
 //! pipeline to integer programs for each of its configurations.
 
+use super::group::BoundedLayout;
 use super::layout::LayoutView;
-use super::pipelines::BoundedLayout;
 use super::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::pipeline_spec::PipelineSpec;
@@ -103,7 +103,7 @@ impl Worker<'_> {
                     own.any_cut_of_state_s(parallel, &d, view, (pipeline.bound_s, best_s));
                 (bound_s < best_s).then(|| node(bound_s, d, EveryCutStage::Configuration))
             };
-            states.views.iter().filter_map(of).collect()
+            states.views().filter_map(of).collect()
         })
     }
 

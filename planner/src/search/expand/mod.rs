@@ -3,17 +3,18 @@
 mod context;
 mod dive;
 pub(super) mod every_cut;
+pub(super) mod group;
 mod layout;
 mod pipeline_bounds;
-pub(super) mod pipelines;
 mod place;
 mod states;
 
 pub(in crate::search) use context::Context;
+pub(in crate::search) use dive::Short;
 use every_cut::EveryCutStage;
+use group::Group;
 use layout::{LayoutKey, LayoutView};
 use pipeline_bounds::BoundSource;
-use pipelines::PipelineBounds;
 use states::StateBounds;
 
 use super::Candidate;
@@ -22,7 +23,7 @@ use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::{Scratch, ilp};
-use crate::pricing::cost_cache::CostCache;
+use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
 use crate::pricing::listed_cuts::{CutList, few_cuts};
 use crate::pricing::pipelines::{PipelineKey, Pipelines};
 use crate::pricing::stage_transfers::P2pTransfer;
@@ -75,10 +76,10 @@ pub(super) const SLACK: f64 = 0.01;
 pub(super) enum Stage {
     /// All but the expert split and what follows it.
     Context(Arc<[ExpertSplit]>),
-    /// A parallel layout whose pipelines are being bounded.
-    ParallelLayout(PipelineBounds),
-    /// A parallel layout with the least bound of its pipelines.
-    Bounded(PipelineBounds),
+    /// Parallel layouts whose pipelines are being bounded.
+    ParallelLayout(Group),
+    /// Parallel layouts with the least bound of their pipelines.
+    Bounded(Group),
     /// One pipeline, with the source of its bound.
     Pipeline(BoundSource),
     /// One pipeline, bounded with the recomputation that memory makes necessary, and the choices
@@ -149,6 +150,9 @@ type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 /// the pipeline: all that candidates under any order of passes depend on.
 type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
 
+/// Entries kept of [`Worker::least_work`], half a kilobyte each.
+const MAX_LEAST_WORKS: usize = 1 << 16;
+
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -163,7 +167,11 @@ pub(super) struct Worker<'a> {
     candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
     any_order_candidates: HashMap<AnyOrderKey, Rc<ListedCuts>>,
     choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
+    /// By cost key of the first split, number of splits and whether there are several stages.
+    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
+    /// The pipelines priced last, without their parameter state: see [`Worker::stated`].
+    last_specs: Vec<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
     /// Work left for the integer programs of the current search node.
     work: u64,
     /// Candidate partitions that are priced at most of one configuration.
@@ -183,7 +191,9 @@ impl<'a> Worker<'a> {
             candidates: HashMap::default(),
             any_order_candidates: HashMap::default(),
             choices: HashMap::default(),
+            least_works: HashMap::default(),
             layouts: HashMap::default(),
+            last_specs: vec![],
             work: u64::MAX,
             most_cuts: usize::MAX,
         }
@@ -204,8 +214,11 @@ impl<'a> Worker<'a> {
         }
         match &node.stage {
             Stage::Context(splits) => self.split(node, splits, best_s),
-            Stage::ParallelLayout(bounds) => self.bound_layout(node, bounds, best_s),
-            Stage::Bounded(bounds) => self.pipelines(node, bounds, best_s),
+            Stage::ParallelLayout(group) => self.bound_group(node, group, best_s),
+            Stage::Bounded(group) if group.splits.len() > 1 => {
+                self.single_layouts(node, group, best_s)
+            }
+            Stage::Bounded(group) => self.pipelines(node, group, best_s),
             Stage::Pipeline(source) => self.with_layout(&node.decisions, |own, parallel| {
                 own.check_pipeline(node, parallel, *source, best_s)
             }),
@@ -266,24 +279,52 @@ impl<'a> Worker<'a> {
         bounds_s
     }
 
-    /// Expands a context by the splits of its experts.
+    /// Expands a context by the degrees of its experts; the overlap of the all-to-all is decided
+    /// later.
     fn split(&mut self, node: &SearchNode, splits: &[ExpertSplit], best_s: f64) -> Expansion {
         let mut expansion = Expansion::default();
         let count = node.count / splits.len() as u64;
-        for split in splits {
-            let decisions = split.of(&node.decisions);
-            let layer_costs = self.cache.layer_costs(&decisions);
-            let work = MicroBatchCost::new(&self.cache, &decisions, &layer_costs);
-            let layers_s = self.layers_s(decisions.pp, decisions.micro_batches, &work);
-            let bound_s = layers_s.max(node.bound_s);
+        for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
+            let count = count * alike.len() as u64;
+            let work = self.least_work(&alike[0].of(&node.decisions), alike);
+            let bound_s = self
+                .layers_s(node.decisions.pp, node.decisions.micro_batches, &work)
+                .max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {
-                let stage = Stage::ParallelLayout(Arc::from([]));
+                let decisions = alike[0].of(&node.decisions);
+                let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
                 expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
             }
         }
         expansion
+    }
+
+    /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
+    /// differ only in how the all-to-all is overlapped. Layouts that differ only in pipeline and
+    /// replicas share it.
+    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
+        if splits.len() == 1 {
+            return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        }
+        let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
+        if let Some(known) = self.least_works.get(&key) {
+            return Rc::clone(known);
+        }
+        let of = |split: &ExpertSplit| {
+            let d = split.of(d);
+            MicroBatchCost::new(&self.cache, &d, &self.cache.price_of(&d))
+        };
+        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+        let least = least
+            .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
+        if self.least_works.len() >= MAX_LEAST_WORKS {
+            self.least_works.clear();
+        }
+        let least = Rc::new(least);
+        self.least_works.insert(key, Rc::clone(&least));
+        least
     }
 
     /// Factor on the incumbent's time up to which candidate partitions are kept as starts for local

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 /// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::search) struct PipelineBound {
+pub(super) struct PipelineBound {
     pub(super) bound_s: f64,
     pub(super) source: BoundSource,
 }
@@ -25,8 +25,8 @@ pub(in crate::search) struct PipelineBound {
 /// What a bound of a pipeline comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::search) enum BoundSource {
-    /// The bound of its layout.
-    Layout,
+    /// A bound for a group of layouts.
+    Others,
     /// Degrees and load, or a tighter bound that stopped early at its limit.
     Degrees,
     /// What holds for any order of passes: a tighter bound needs the order, which takes long to

@@ -41,6 +41,9 @@ impl Expansion {
     }
 }
 
+/// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
+const LAST_SPECS: usize = 4;
+
 /// The integer programs of one configuration take at most this share of the time left.
 const PROGRAM_SHARE: f64 = 0.4;
 /// Multiples of a bound up to which placements are sought in turn.
@@ -48,17 +51,31 @@ const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
 impl Worker<'_> {
     /// A pipeline, its micro-batch cost, and the latter with what the parameter state adds to
-    /// passes.
+    /// passes. Configurations that differ in ZeRO stage, shard group and offloading alone follow
+    /// one another, mixed with those of another rank order, and share the first two.
     pub(super) fn stated(
-        &self,
+        &mut self,
         d: &Decisions,
         view: &StateView,
         parallel: &LayoutView,
     ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
-        let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
-        let plain = match d.vocab.over_pipeline() || !is_usual(d) {
-            true => Rc::new(self.own_work(d, parallel)),
-            false => Rc::clone(&parallel.work),
+        let pipeline =
+            Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
+        let known = self.last_specs.iter().find(|(of, ..)| *of == pipeline);
+        let (spec, plain) = match known {
+            Some((_, spec, plain)) => (spec.clone(), Rc::clone(plain)),
+            None => {
+                let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
+                let plain = match d.vocab.over_pipeline() || !is_usual(d) {
+                    true => Rc::new(self.own_work(d, parallel)),
+                    false => Rc::clone(&parallel.work),
+                };
+                if self.last_specs.len() == LAST_SPECS {
+                    self.last_specs.clear();
+                }
+                self.last_specs.push((pipeline, spec.clone(), Rc::clone(&plain)));
+                (spec, plain)
+            }
         };
         let work = view.added_to(&plain, &spec).into_owned();
         (spec, plain, work)

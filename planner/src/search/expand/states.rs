@@ -5,7 +5,7 @@ use super::layout::LayoutView;
 use super::place::is_usual;
 use super::{Expansion, SearchNode, Stage, Worker};
 use crate::bounds::closed;
-use crate::bounds::states::StateView;
+use crate::bounds::states::{ShardGroup, StateView};
 use crate::pricing::listed_cuts::CutList;
 use models::decisions::Decisions;
 use std::rc::Rc;
@@ -21,8 +21,8 @@ struct StateBound {
     /// Admissible, with overheads, s.
     bound_s: f64,
     source: Source,
-    /// Its index among all choices.
-    at: u32,
+    /// Index of its group, and its own in the group.
+    at: (u16, u16),
 }
 
 /// What the bound of a choice comes from, the cheapest first.
@@ -30,6 +30,8 @@ struct StateBound {
 enum Source {
     /// Degrees, load, and seconds and bytes per parameter.
     Rates,
+    /// The placements with the least of its group in every respect.
+    Group,
     /// Its placements.
     Placement,
 }
@@ -37,6 +39,8 @@ enum Source {
 /// How far beyond its bound a pipeline is looked into at a time, as a factor. What is put back may
 /// be pruned in the meantime.
 const LOOK_AHEAD: f64 = 1.02;
+/// From this many choices on, a group is first bounded as a whole.
+const WORTH_A_LOOK: usize = 3;
 
 impl Worker<'_> {
     /// Settles the choices of parameter state of a pipeline that may take hardly longer than its
@@ -52,7 +56,7 @@ impl Worker<'_> {
         let mut expansion = Expansion::default();
         let mut open = match known {
             Some(known) => known.to_vec(),
-            None => self.bound_states(node, &states.views, parallel, best_s),
+            None => self.bound_states(node, &states.groups, parallel, best_s),
         };
         expansion.cut_by_time += node.count.saturating_sub(open.len() as u64);
         let limit_s = LOOK_AHEAD * node.bound_s;
@@ -71,10 +75,12 @@ impl Worker<'_> {
                 expansion.parts.push(SearchNode { bound_s, count, stage, ..node.clone() });
                 break;
             }
-            let view = &states.views[state.at as usize];
+            let group = &states.groups[usize::from(state.at.0)];
+            let view = &group.views[usize::from(state.at.1)];
             let d = view.of(&node.decisions);
             match state.source {
-                Source::Rates => match self.placed_state_s(&d, view, parallel, bar_s) {
+                Source::Rates => self.tighten_group(&mut open, state, group, (&d, parallel), bar_s),
+                Source::Group => match self.placed_state_s(&d, view, parallel, bar_s) {
                     Some(placed_s) => {
                         let bound_s = placed_s.max(state.bound_s);
                         open[index] = StateBound { bound_s, source: Source::Placement, ..state };
@@ -98,20 +104,55 @@ impl Worker<'_> {
     fn bound_states(
         &mut self,
         node: &SearchNode,
-        views: &[StateView],
+        groups: &[ShardGroup],
         parallel: &mut LayoutView,
         best_s: f64,
     ) -> Vec<StateBound> {
         let (spec, usual) = self.spec(parallel, &node.decisions);
-        let unusual = |view: &StateView| Some(view.of(&node.decisions)).filter(|d| !is_usual(d));
-        let other = views.iter().find_map(unusual).map(|d| self.own_work(&d, parallel));
-        let bounded = |(at, view): (u32, &StateView)| {
-            let work = other.as_ref().filter(|_| unusual(view).is_some()).unwrap_or(&usual);
-            let bound_s = self.state_s(&spec, work, view).max(node.bound_s);
-            StateBound { bound_s, source: Source::Rates, at }
+        let other = |view: &StateView| {
+            let d = view.of(&node.decisions);
+            (!is_usual(&d)).then(|| Rc::new(self.own_work(&d, parallel)))
         };
-        let all = (0..).zip(views).map(bounded);
-        all.filter(|state| state.bound_s < best_s).collect()
+        let others = groups.iter().map(|group| &group.least).find_map(other);
+        let bound_s = |view: &StateView| {
+            let own = others.as_ref().filter(|_| !is_usual(&view.of(&node.decisions)));
+            self.state_s(&spec, own.unwrap_or(&usual), view).max(node.bound_s)
+        };
+        let mut open = vec![];
+        for (at, group) in (0..).zip(groups) {
+            if bound_s(&group.least) < best_s {
+                let of = |(own, view)| StateBound {
+                    bound_s: bound_s(view),
+                    source: Source::Rates,
+                    at: (at, own),
+                };
+                open.extend((0..).zip(&group.views).map(of).filter(|state| state.bound_s < best_s));
+            }
+        }
+        open
+    }
+
+    /// Bounds the placements of all choices in the group of `state` at once, where there are
+    /// several.
+    fn tighten_group(
+        &mut self,
+        open: &mut [StateBound],
+        state: StateBound,
+        group: &ShardGroup,
+        (d, parallel): (&Decisions, &LayoutView),
+        bar_s: f64,
+    ) {
+        let (rates, own) = (Source::Rates, state.at.0);
+        let alike = |state: &&mut StateBound| state.at.0 == own && state.source == rates;
+        let mut alike: Vec<_> = open.iter_mut().filter(alike).collect();
+        let least_s = match alike.len() >= WORTH_A_LOOK {
+            true => self.placed_state_s(d, &group.least, parallel, bar_s).unwrap_or(0.0),
+            false => 0.0,
+        };
+        for state in &mut alike {
+            state.bound_s = state.bound_s.max(least_s);
+            state.source = Source::Group;
+        }
     }
 
     /// Bound of the placements of a configuration, with overheads, s; `None` where its parameter

@@ -1,6 +1,7 @@
 //! Dives: a look for good plans before branch and bound, which prunes by what they find. They prune
 //! nothing themselves.
 
+use super::super::expand::Short;
 use super::Run;
 use super::team::{Answer, Batch, Team};
 use crate::until::Until;
@@ -36,18 +37,11 @@ impl Run<'_> {
             group.sort_by(|a, b| bound_s(a).total_cmp(&bound_s(b)).then(a.cmp(b)));
         }
         groups.sort_by(|a, b| bound_s(&a[0]).total_cmp(&bound_s(&b[0])).then(a.cmp(b)));
-        let (mut found, mut failed) = (vec![], 0);
-        for some in groups.chunks(DIVES) {
-            if failed == MAX_FAILED_DIVES {
-                break;
-            }
-            let before_s = self.best_s;
-            let firsts = some.iter().map(|group| self.by_micro_batch(group)).collect();
-            let times_s = self.dive_into(firsts, 1, team, until);
-            found.extend(times_s.into_iter().zip(some));
-            let is_better = self.best_s < before_s || self.best.is_none();
-            failed = if is_better { 0 } else { failed + 1 };
-        }
+        let mut found = self.dive_once(&groups, Short::Left, team, until);
+        // Where memory is short, nothing else may fit.
+        let without = found.iter().filter(|(time_s, _)| time_s.is_infinite());
+        let left: Vec<_> = without.map(|(_, group)| group.clone()).collect();
+        found.extend(self.dive_once(&left, Short::Followed, team, until));
         found.retain(|(time_s, _)| time_s.is_finite());
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut failed = 0;
@@ -57,9 +51,33 @@ impl Run<'_> {
             }
             let before_s = self.best_s;
             let nearest = group.iter().take(DIVES).map(|&at| vec![at]).collect();
-            self.dive_into(nearest, BREADTH, team, until);
+            self.dive_into(nearest, (BREADTH, Short::Followed), team, until);
             failed = if self.best_s < before_s { 0 } else { failed + 1 };
         }
+    }
+
+    /// Dives into groups of contexts in turn, until too many do not improve the incumbent. Returns
+    /// the time found in each group, s.
+    fn dive_once(
+        &mut self,
+        groups: &[Vec<usize>],
+        shortness: Short,
+        team: &mut Team<'_>,
+        until: Until<'_>,
+    ) -> Vec<(f64, Vec<usize>)> {
+        let (mut found, mut failed) = (vec![], 0);
+        for some in groups.chunks(DIVES) {
+            if failed == MAX_FAILED_DIVES {
+                break;
+            }
+            let before_s = self.best_s;
+            let firsts = some.iter().map(|group| self.by_micro_batch(group)).collect();
+            let times_s = self.dive_into(firsts, (1, shortness), team, until);
+            found.extend(times_s.into_iter().zip(some.iter().cloned()));
+            let is_better = self.best_s < before_s || self.best.is_none();
+            failed = if is_better { 0 } else { failed + 1 };
+        }
+        found
     }
 
     /// Of some contexts, the one with the least bound of each micro-batch size, with the loss fused
@@ -84,7 +102,7 @@ impl Run<'_> {
     fn dive_into(
         &mut self,
         groups: Vec<Vec<usize>>,
-        breadth: usize,
+        (breadth, shortness): (usize, Short),
         team: &mut Team<'_>,
         until: Until<'_>,
     ) -> Vec<f64> {
@@ -105,7 +123,7 @@ impl Run<'_> {
         // Groups compare by what they find, whether or not it is an incumbent.
         let bar_s = if breadth == 1 { self.best_s * SECOND_BEST } else { self.best_s };
         let (numbers, dives): (Vec<_>, Vec<_>) = open.into_iter().unzip();
-        team.send(Batch::Dives(dives, bar_s, breadth));
+        team.send(Batch::Dives(dives, bar_s, (breadth, shortness)));
         for (answer, number) in team.receive().into_iter().zip(numbers) {
             let Answer::Expansion(expansion) = answer else { continue };
             times_s[number] =

@@ -1,6 +1,6 @@
 //! The threads that expand search nodes.
 
-use super::super::expand::{Context, Expansion, Paths, SearchNode, Worker};
+use super::super::expand::{Context, Expansion, Paths, SearchNode, Short, Worker};
 use crate::pricing::pipelines::Pipelines;
 use crate::request::Task;
 use crate::until::ThreadTime;
@@ -20,8 +20,9 @@ pub(super) enum Batch {
     /// Search nodes, the incumbent's time, the work allowed to the integer programs of each, known
     /// chains.
     Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
-    /// Search nodes to dive into, a limit on the time, s, and how many pipelines to price.
-    Dives(Vec<Vec<SearchNode>>, f64, usize),
+    /// Search nodes to dive into, a limit on the time, s, how many pipelines to price, and whether
+    /// what is short of memory is followed.
+    Dives(Vec<Vec<SearchNode>>, f64, (usize, Short)),
 }
 
 pub(super) enum Answer {
@@ -146,9 +147,9 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Dives(dives, best_s, breadth) => dives.get(piece).map(|nodes| {
-                    Answer::Expansion(Box::new(worker.dive(nodes, *best_s, *breadth)))
-                }),
+                Batch::Dives(dives, best_s, how) => dives
+                    .get(piece)
+                    .map(|nodes| Answer::Expansion(Box::new(worker.dive(nodes, *best_s, *how)))),
                 Batch::Nodes(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
                     Answer::Expansion(Box::new(worker.expand(node, *best_s, *work, paths)))
                 }),

@@ -5,18 +5,37 @@ use super::layout::LayoutView;
 use super::pipeline_bounds::{BoundSource, PipelineBound};
 use super::states::StateBounds;
 use super::{Expansion, SearchNode, Stage, Worker};
+use crate::request::space::ExpertSplit;
 use models::decisions::Decisions;
 use std::sync::Arc;
 
-/// Bounds of a layout's pipelines, as ordered by [`Worker::pipeline_choices`]; empty before the
-/// first is bounded.
-pub(in crate::search) type PipelineBounds = Arc<[PipelineBound]>;
+/// Parallel layouts that differ only in how the all-to-all is overlapped, or a single one.
+#[derive(Clone, Debug)]
+pub(in crate::search) struct Group {
+    /// The expert splits, one per layout.
+    pub(super) splits: Arc<[ExpertSplit]>,
+    /// By pipeline, as ordered by [`Worker::pipeline_choices`]; empty before the first is bounded.
+    bounds: Arc<[PipelineBound]>,
+}
 
 /// How far beyond its bound a layout is looked into at a time, as a factor. What is put back may be
 /// pruned in the meantime.
 const LOOK_AHEAD: f64 = 1.1;
 /// How far beyond that limit the bound of a single pipeline is tightened, as a factor.
 const TIGHTEN_AHEAD: f64 = 1.2;
+
+impl Group {
+    pub(super) fn new(splits: Arc<[ExpertSplit]>) -> Self {
+        Self { splits, bounds: Arc::from([]) }
+    }
+
+    /// One layout of the group. A bound for all layouts holds for each.
+    fn single(&self, split: ExpertSplit) -> Self {
+        let of_others =
+            |bound: &PipelineBound| PipelineBound { source: BoundSource::Others, ..*bound };
+        Self { splits: Arc::from([split]), bounds: self.bounds.iter().map(of_others).collect() }
+    }
+}
 
 /// A parallel layout with its bound, with overheads, s.
 pub(in crate::search) struct BoundedLayout {
@@ -28,28 +47,61 @@ impl Worker<'_> {
     /// The parallel layouts in a search node that may take less than `limit_s` (with overheads),
     /// least bound first.
     pub fn layouts_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
-        let parts = match &node.stage {
-            Stage::Context(splits) => self.split(node, splits, limit_s).parts,
-            _ => vec![node.clone()],
-        };
-        let layout =
-            |part: SearchNode| BoundedLayout { bound_s: part.bound_s, decisions: part.decisions };
-        let mut layouts: Vec<_> = parts.into_iter().map(layout).collect();
+        let (mut parts, mut layouts) = (vec![node.clone()], vec![]);
+        while let Some(part) = parts.pop() {
+            match &part.stage {
+                Stage::Context(splits) => parts.extend(self.split(&part, splits, limit_s).parts),
+                Stage::ParallelLayout(group) if group.splits.len() > 1 => {
+                    parts.extend(self.single_layouts(&part, group, limit_s).parts);
+                }
+                _ => {
+                    layouts
+                        .push(BoundedLayout { bound_s: part.bound_s, decisions: part.decisions });
+                }
+            }
+        }
         layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
         layouts
     }
 
-    /// Tightens the bound of a layout to the least bound of its pipelines. Only pipelines that may
-    /// be the least are bounded, and none far beyond the current bound.
-    pub(super) fn bound_layout(
+    /// Expands a group into its layouts.
+    pub(super) fn single_layouts(
         &mut self,
         node: &SearchNode,
-        known: &PipelineBounds,
+        group: &Group,
+        best_s: f64,
+    ) -> Expansion {
+        let mut expansion = Expansion::default();
+        let count = node.count / group.splits.len() as u64;
+        for split in group.splits.iter() {
+            let decisions = split.of(&node.decisions);
+            let work = self.least_work(&decisions, &[*split]);
+            let bound_s =
+                self.layers_s(decisions.pp, decisions.micro_batches, &work).max(node.bound_s);
+            if bound_s >= best_s {
+                expansion.cut_by_time += count;
+            } else {
+                let stage = Stage::ParallelLayout(group.single(*split));
+                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
+            }
+        }
+        expansion
+    }
+
+    /// Tightens the bound of a group to the least bound of its pipelines. Only pipelines that may
+    /// be the least are bounded, and none far beyond the current bound.
+    pub(super) fn bound_group(
+        &mut self,
+        node: &SearchNode,
+        group: &Group,
         best_s: f64,
     ) -> Expansion {
         let d = &node.decisions;
         let parallel = &mut self.view(d);
-        if known.is_empty() {
+        if group.splits.len() > 1 {
+            parallel.work = self.least_work(d, &group.splits);
+        }
+        if group.bounds.is_empty() {
             let bound_s = self.layout_s(parallel, d).max(node.bound_s);
             if bound_s >= best_s {
                 return Expansion::cut(node.count);
@@ -61,13 +113,13 @@ impl Worker<'_> {
         }
         let limit_s = best_s.min(LOOK_AHEAD * node.bound_s);
         let pipelines = self.pipeline_choices(&parallel.choices, d);
-        let mut bounds = known.to_vec();
+        let mut bounds = group.bounds.to_vec();
         bounds.resize(
             pipelines.len(),
-            PipelineBound { bound_s: node.bound_s, source: BoundSource::Layout },
+            PipelineBound { bound_s: node.bound_s, source: BoundSource::Others },
         );
         for (pipeline, bound) in pipelines.iter().zip(&mut bounds) {
-            if bound.source == BoundSource::Layout && bound.bound_s < limit_s {
+            if bound.source == BoundSource::Others && bound.bound_s < limit_s {
                 let quick_s = self.quick_s(parallel, &pipeline.of(d), limit_s);
                 *bound = PipelineBound {
                     bound_s: quick_s.max(bound.bound_s),
@@ -89,28 +141,21 @@ impl Worker<'_> {
         if least_s >= best_s {
             return Expansion::cut(node.count);
         }
-        let bounds = Arc::from(bounds);
-        let stage = match least_s >= limit_s {
-            true => Stage::ParallelLayout(bounds),
-            false => Stage::Bounded(bounds),
-        };
+        let group = Group { splits: Arc::clone(&group.splits), bounds: Arc::from(bounds) };
+        let stage =
+            if least_s >= limit_s { Stage::ParallelLayout(group) } else { Stage::Bounded(group) };
         let part = SearchNode { bound_s: least_s.max(node.bound_s), stage, ..node.clone() };
         Expansion { parts: vec![part], ..Expansion::default() }
     }
 
     /// Expands a layout into its pipelines.
-    pub(super) fn pipelines(
-        &mut self,
-        node: &SearchNode,
-        bounds: &PipelineBounds,
-        best_s: f64,
-    ) -> Expansion {
+    pub(super) fn pipelines(&mut self, node: &SearchNode, group: &Group, best_s: f64) -> Expansion {
         let mut expansion = Expansion::default();
         let choices = self.choices(&node.decisions);
         let states = (choices.per_pipeline() / choices.recompute.len()) as u64;
         let pipelines = self.pipeline_choices(&choices, &node.decisions);
         expansion.cut_by_dominance = node.count - pipelines.len() as u64 * states;
-        for (pipeline, bound) in pipelines.into_iter().zip(bounds.iter()) {
+        for (pipeline, bound) in pipelines.into_iter().zip(group.bounds.iter()) {
             let bound_s = bound.bound_s.max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += states;
