@@ -17,7 +17,6 @@ use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::request::Task;
 use planner::request::space::ParallelLayout;
-use planner::search::partition_candidates::Limits;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -137,14 +136,6 @@ impl<'a> Subject<'a> {
         let pipeline = || Arc::clone(self.case.pipeline());
         let shapes = Rc::new(Shapes::new(layers, spec, list));
         let members = ListedCuts::new(spec, Rc::clone(&shapes), pipeline);
-        // Chains of placements other than the best.
-        let (list, scratch) = (&shapes.list, &mut Scratch::default());
-        let limits = Limits { ignore_memory: true, ..Limits::below(f64::INFINITY) };
-        let paths = self.case.best_listed(list, limits, scratch).paths;
-        let chains: Vec<_> = paths.iter().map(|path| (path, self.case.vocab_s(path))).collect();
-        let listed_bound =
-            ListedBound { spec, work: &self.work, state: &self.state, budget_bytes: 1e30 };
-        bounds.push(("chains", listed_bound.least_longest_s(&members, &chains) + step_s));
         for (name, work, state) in self.choices() {
             let listed_bound =
                 ListedBound { spec, work, state, budget_bytes: self.budget_of(name) };

@@ -27,9 +27,9 @@ const PROMISING: usize = 4;
 /// Whether dives follow what has no room for its activations by [`Worker::promise_s`]: offloading
 /// or a rank order may make room, but mostly it does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::search) enum Short {
+pub(in crate::search) enum Tight {
     Followed,
-    Left,
+    LeftOut,
 }
 
 impl Worker<'_> {
@@ -39,7 +39,7 @@ impl Worker<'_> {
         &mut self,
         nodes: &[SearchNode],
         best_s: f64,
-        (breadth, shortness): (usize, Short),
+        (breadth, tight): (usize, Tight),
     ) -> Expansion {
         let mut parts: Vec<SearchNode> = vec![];
         for node in nodes {
@@ -53,7 +53,7 @@ impl Worker<'_> {
             let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
             let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
             let follows = |(promise_s, _): &(f64, _)| {
-                (promise_s.is_finite() || shortness == Short::Followed) && !self.task.is_stopped()
+                (promise_s.is_finite() || tight == Tight::Followed) && !self.task.is_stopped()
             };
             let Some((_, least)) = least.filter(follows) else { return Expansion::default() };
             parts = match &least.stage {

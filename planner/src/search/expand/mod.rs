@@ -10,7 +10,7 @@ mod place;
 mod states;
 
 pub(in crate::search) use context::Context;
-pub(in crate::search) use dive::Short;
+pub(in crate::search) use dive::Tight;
 use every_cut::EveryCutStage;
 use group::Group;
 use layout::{LayoutKey, LayoutView};

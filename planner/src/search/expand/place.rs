@@ -19,16 +19,6 @@ use models::decisions::{Decisions, RankOrder};
 use std::rc::Rc;
 
 impl Expansion {
-    /// Records the result for candidate partitions of a configuration, and `best` if it beats
-    /// `bar_s`.
-    fn take_listed(&mut self, found: BestListed, best: Option<Candidate>, bar_s: f64) {
-        self.effort += found.effort;
-        self.open_s = self.open_s.min(found.open_s);
-        if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
-            self.best = best;
-        }
-    }
-
     /// Records the effort of integer programs of one configuration, and the chains they found.
     pub(super) fn take_program(
         &mut self,
@@ -146,7 +136,11 @@ impl Worker<'_> {
             if slack > 1.0 {
                 expansion.near.extend(best.clone());
             }
-            expansion.take_listed(found, best, bar_s);
+            expansion.effort += found.effort;
+            expansion.open_s = expansion.open_s.min(found.open_s);
+            if best.as_ref().is_some_and(|best| best.iteration_s < bar_s) {
+                expansion.best = best;
+            }
         }
     }
 

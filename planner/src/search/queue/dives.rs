@@ -1,7 +1,7 @@
 //! Dives: a look for good plans before branch and bound, which prunes by what they find. They prune
 //! nothing themselves.
 
-use super::super::expand::Short;
+use super::super::expand::Tight;
 use super::Run;
 use super::team::{Answer, Batch, Team};
 use crate::until::Until;
@@ -37,11 +37,11 @@ impl Run<'_> {
             group.sort_by(|a, b| bound_s(a).total_cmp(&bound_s(b)).then(a.cmp(b)));
         }
         groups.sort_by(|a, b| bound_s(&a[0]).total_cmp(&bound_s(&b[0])).then(a.cmp(b)));
-        let mut found = self.dive_once(&groups, Short::Left, team, until);
+        let mut found = self.dive_once(&groups, Tight::LeftOut, team, until);
         // Where memory is short, nothing else may fit.
         let without = found.iter().filter(|(time_s, _)| time_s.is_infinite());
         let left: Vec<_> = without.map(|(_, group)| group.clone()).collect();
-        found.extend(self.dive_once(&left, Short::Followed, team, until));
+        found.extend(self.dive_once(&left, Tight::Followed, team, until));
         found.retain(|(time_s, _)| time_s.is_finite());
         found.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut failed = 0;
@@ -51,7 +51,7 @@ impl Run<'_> {
             }
             let before_s = self.best_s;
             let nearest = group.iter().take(DIVES).map(|&at| vec![at]).collect();
-            self.dive_into(nearest, (BREADTH, Short::Followed), team, until);
+            self.dive_into(nearest, (BREADTH, Tight::Followed), team, until);
             failed = if self.best_s < before_s { 0 } else { failed + 1 };
         }
     }
@@ -61,7 +61,7 @@ impl Run<'_> {
     fn dive_once(
         &mut self,
         groups: &[Vec<usize>],
-        shortness: Short,
+        tight: Tight,
         team: &mut Team<'_>,
         until: Until<'_>,
     ) -> Vec<(f64, Vec<usize>)> {
@@ -72,7 +72,7 @@ impl Run<'_> {
             }
             let before_s = self.best_s;
             let firsts = some.iter().map(|group| self.by_micro_batch(group)).collect();
-            let times_s = self.dive_into(firsts, (1, shortness), team, until);
+            let times_s = self.dive_into(firsts, (1, tight), team, until);
             found.extend(times_s.into_iter().zip(some.iter().cloned()));
             let is_better = self.best_s < before_s || self.best.is_none();
             failed = if is_better { 0 } else { failed + 1 };
@@ -102,7 +102,7 @@ impl Run<'_> {
     fn dive_into(
         &mut self,
         groups: Vec<Vec<usize>>,
-        (breadth, shortness): (usize, Short),
+        (breadth, tight): (usize, Tight),
         team: &mut Team<'_>,
         until: Until<'_>,
     ) -> Vec<f64> {
@@ -123,7 +123,7 @@ impl Run<'_> {
         // Groups compare by what they find, whether or not it is an incumbent.
         let bar_s = if breadth == 1 { self.best_s * SECOND_BEST } else { self.best_s };
         let (numbers, dives): (Vec<_>, Vec<_>) = open.into_iter().unzip();
-        team.send(Batch::Dives(dives, bar_s, (breadth, shortness)));
+        team.send(Batch::Dives(dives, bar_s, (breadth, tight)));
         for (answer, number) in team.receive().into_iter().zip(numbers) {
             let Answer::Expansion(expansion) = answer else { continue };
             times_s[number] =

@@ -1,6 +1,6 @@
 //! The threads that expand search nodes.
 
-use super::super::expand::{Context, Expansion, Paths, SearchNode, Short, Worker};
+use super::super::expand::{Context, Expansion, Paths, SearchNode, Tight, Worker};
 use crate::pricing::pipelines::Pipelines;
 use crate::request::Task;
 use crate::until::ThreadTime;
@@ -22,7 +22,7 @@ pub(super) enum Batch {
     Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
     /// Search nodes to dive into, a limit on the time, s, how many pipelines to price, and whether
     /// what is short of memory is followed.
-    Dives(Vec<Vec<SearchNode>>, f64, (usize, Short)),
+    Dives(Vec<Vec<SearchNode>>, f64, (usize, Tight)),
 }
 
 pub(super) enum Answer {
