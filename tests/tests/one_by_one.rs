@@ -1,5 +1,5 @@
-//! Iterations without a barrier at their end. No bound covers them, so the search prices them one
-//! combination at a time; its answers are compared with brute force and with iterations with a
+//! Iterations without a barrier at their end. No bound covers them, so the search prices what is best
+//! with a barrier; its answers are compared with brute force and with iterations with a
 //! barrier.
 
 use meshwright_tests::random::Random;
@@ -9,6 +9,9 @@ use planner::request::Task;
 use planner::search::search;
 
 const ROUNDING: f64 = 1e-9;
+/// The placement is that of an iteration with a barrier, and so not always the best without one:
+/// 6 % slower at most in these instances.
+const NEAR: f64 = 1.1;
 
 /// Random instances in which `asked` replaces their own restrictions of the same decisions.
 fn each(asked: &[&str], wanted: u64, mut check: impl FnMut(&Instance, &str)) {
@@ -38,7 +41,7 @@ fn the_gap_covers_what_is_missed() {
         &["schedule=dualpipe", "post_validation=true"],
         &["schedule=zb_auto", "post_validation=true"],
     ] {
-        let (mut compared, mut equal) = (0, 0);
+        let (mut compared, mut equal, mut slowest) = (0, 0, 1.0_f64);
         each(asked, instances(40, 120), |instance, what| {
             let restrictions = instance.restrictions();
             let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
@@ -63,9 +66,10 @@ fn the_gap_covers_what_is_missed() {
             assert!(brute, "{what}: {found_s} below {best_s}");
             compared += 1;
             equal += u64::from(found_s <= best_s * (1.0 + ROUNDING));
+            slowest = slowest.max(found_s / best_s);
         });
-        println!("{asked:?}: {compared} compared, {equal} equal");
-        assert!(compared >= 3 && equal * 2 > compared, "{asked:?}: {equal} of {compared}");
+        println!("{asked:?}: {compared} compared, {equal} equal, slowest {slowest}");
+        assert!(compared >= 3 && slowest < NEAR, "{asked:?}: {equal} of {compared}, {slowest}");
     }
 }
 
