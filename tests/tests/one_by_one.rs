@@ -1,5 +1,5 @@
-//! Iterations without a barrier at their end. No bound covers them, so the search prices what is best
-//! with a barrier; its answers are compared with brute force and with iterations with a
+//! Iterations without a barrier at their end. No bound covers them, so the search prices what is
+//! best with a barrier; its answers are compared with brute force and with iterations with a
 //! barrier.
 
 use meshwright_tests::random::Random;
