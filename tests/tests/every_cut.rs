@@ -168,12 +168,7 @@ fn is_closed(seed: u64) -> Option<[bool; 2]> {
     combinations.retain(|d| d.vpp > 1 && !d.post_validation);
     let case = |d| Configuration::new(&cache, d).ok();
     let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
-    let mean_load_s = |case: &Configuration<'_>| {
-        let layer_costs = cache.layer_costs(&case.decisions);
-        let work = MicroBatchCost::new(&cache, &case.decisions, &layer_costs);
-        case.micro_batches() * work.load_s() / case.ranks() as f64
-    };
-    promising.sort_by(|a, b| mean_load_s(a).total_cmp(&mean_load_s(b)));
+    promising.sort_by(|a, b| a.mean_load_s().total_cmp(&b.mean_load_s()));
     for case in promising.into_iter().take(40) {
         let Some(best_s) = brute_s(&case) else { continue };
         let best_s = case.with_overheads_s(best_s);

@@ -4,9 +4,21 @@ use crate::partition::Column;
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
 use crate::pricing::Configuration;
+use crate::pricing::listed_cuts::{even_counts, to_ranges};
 use models::schedule::ScheduleName;
+use rustc_hash::FxHashMap as HashMap;
 
 impl Configuration<'_> {
+    /// Lower bound on the passes of every placement in any order, s: some rank has at least the
+    /// mean load and runs its passes one after another.
+    pub fn mean_load_s(&self) -> f64 {
+        let ranges = to_ranges(even_counts(self.cache.layers.len(), self.stages()));
+        let stages = self.stage_costs(&ranges, &mut HashMap::default());
+        // The sum does not depend on the partition.
+        let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
+        self.micro_batches() * (work_s / self.ranks() as f64 + self.vocab_pass_s())
+    }
+
     /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
     /// may also end with the reductions of its own rank.
     pub(super) fn chain_s(&self, columns: &[Column]) -> f64 {
