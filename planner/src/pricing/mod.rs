@@ -19,7 +19,6 @@ pub mod vocab_times;
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
 use crate::partition::{Column, Pipeline, Problem, VocabWay};
-use crate::simulate::CriticalPath;
 use crate::simulate::Durations;
 use cost_cache::{CostCache, LayerCosts};
 use listed_cuts::{CutList, Ranges};
@@ -129,11 +128,6 @@ impl<'a> Configuration<'a> {
     /// Pipeline rank of a stage; the first direction's copy where the pipeline is bidirectional.
     pub fn rank_of(&self, stage: usize) -> usize {
         self.decisions.layout().rank_of(self.ranks(), stage)
-    }
-
-    /// The vocabulary passes of a chain of passes, with their barriers, s.
-    pub fn vocab_s(&self, path: &CriticalPath) -> f64 {
-        self.passes.as_ref().map_or(0.0, |passes| path.vocab_s(&passes.durations))
     }
 
     /// Pipeline ranks that hold a copy of a stage.

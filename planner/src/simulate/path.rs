@@ -71,7 +71,7 @@ impl CriticalPath {
     }
 
     /// The vocabulary passes on the path, with their barriers and broadcasts, s.
-    pub fn vocab_s(&self, vocab: &VocabDurations) -> f64 {
+    fn vocab_s(&self, vocab: &VocabDurations) -> f64 {
         dot(&self.vocab_first_count, &vocab.first)
             + dot(&self.vocab_middle_count, &vocab.middle)
             + dot(&self.vocab_last_count, &vocab.last)

@@ -12,25 +12,7 @@ pub(super) enum Use {
 
 use Use::{Carried, Read};
 
-/// All types but `gpt2`, whose keys have names of their own.
-const BUT_GPT2: [&str; 14] = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "mixtral",
-    "deepseek_v3",
-    "gpt_oss",
-    "stablelm",
-    "phi3",
-    "granite",
-    "starcoder2",
-];
-
-/// Every `model_type` that is read.
+/// Every `model_type` that is read. The keys of the last one have names of their own.
 pub(super) const ALL: [&str; 15] = [
     "llama",
     "mistral",
@@ -41,13 +23,15 @@ pub(super) const ALL: [&str; 15] = [
     "gemma2",
     "mixtral",
     "deepseek_v3",
-    "gpt2",
     "gpt_oss",
     "stablelm",
     "phi3",
     "granite",
     "starcoder2",
+    "gpt2",
 ];
+
+const BUT_GPT2: &[&str] = ALL.split_at(ALL.len() - 1).0;
 
 /// Each key with the `model_type`s whose configurations have it: the configuration classes of
 /// transformers 4.57 and the released files of these types. A key of another type has no effect.
@@ -67,11 +51,11 @@ pub(super) const KEYS: [(Use, &[&str], &[&str]); 34] = [
         &ALL,
     ),
     (Read, &CHANGES_FORMULAS, &ALL),
-    (Read, &["hidden_dropout"], &BUT_GPT2),
+    (Read, &["hidden_dropout"], BUT_GPT2),
     (
         Read,
         &["attention_dropout", "intermediate_size", "num_key_value_heads", "rope_theta"],
-        &BUT_GPT2,
+        BUT_GPT2,
     ),
     (
         Read,
