@@ -41,7 +41,7 @@ impl Configuration<'_> {
     }
 
     /// Passes and parameters of the layers alone.
-    fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
+    pub(crate) fn stage_of_layers(&self, start: usize, end: usize) -> StageCost {
         let counts = self.cache.layers.counts(start, end);
         let mut cost = StageCost::default();
         let slowdown = slowdown_beside_passes(self.cache, &self.decisions);

@@ -48,13 +48,24 @@ impl Run<'_> {
         }
     }
 
-    /// Bounds the cuts and recompute splits that the search leaves out.
+    /// Bounds the cuts and recompute splits that the search leaves out. Programs that give up may
+    /// have found a better placement on their way, from which local search goes on.
     pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
         if self.task.every_cut_work == 0 {
             self.left_open_s = 0.0;
         } else if self.best_s.is_finite() {
+            let known_s = self.best_s;
             self.left_open_s = self.settle_every_cut(threads, progress);
+            if self.best_s < known_s {
+                self.near.extend(self.incumbent());
+                self.climb(1);
+            }
         }
+    }
+
+    fn incumbent(&self) -> Option<Candidate> {
+        let (decisions, placed) = self.best.clone()?;
+        Some(Candidate { decisions, placed, iteration_s: self.best_s })
     }
 }
 
