@@ -44,7 +44,6 @@ pub struct CostCache<'a> {
     pub domains: Vec<u64>,
     pipelines: Arc<Pipelines>,
     layer_costs: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
-    floors: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
     /// By everything but the split of the experts, as far as it does not matter.
     shared: RefCell<HashMap<LayerCostsKey, Rc<Shared>>>,
     /// By kind of layer.
@@ -158,7 +157,6 @@ impl<'a> CostCache<'a> {
             domains: cluster.level_sizes(gpus),
             pipelines: Arc::default(),
             layer_costs: RefCell::default(),
-            floors: RefCell::default(),
             shared: RefCell::default(),
             bodies: RefCell::default(),
             experts: RefCell::default(),
@@ -215,23 +213,20 @@ impl<'a> CostCache<'a> {
 
     /// A lower bound on the layer costs over all splits of the experts. It ignores whether a split
     /// folds into the layout's ranks, so layouts that differ in pipeline degree and replicas share
-    /// it.
-    pub fn floor_layer_costs(&self, d: &Decisions) -> Rc<LayerCosts> {
+    /// it. Nothing of it is kept: most of what is bounded by it is never looked at again.
+    pub fn floor_layer_costs(&self, d: &Decisions) -> LayerCosts {
         let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
-        let key = LayerCostsKey::new(&shape);
-        if let Some(layer_costs) = self.floors.borrow().get(&key) {
-            return Rc::clone(layer_costs);
+        let shared = self.price_shared(&shape);
+        if self.model.moe.is_none() {
+            return self.price_with(&shape, &shared);
         }
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let experts = self.expert_floor(&shape);
         let floor = |(&kind, pieces): (&LayerKind, &Pieces)| {
             pricer.layer_floor(kind, &shape, pieces, experts)
         };
-        let shared = self.shared(&shape);
         let layer = self.layers.kinds.iter().zip(&shared.pieces).map(floor).collect();
-        let layer_costs = Rc::new(self.layer_costs_of(layer, &shape, &shared));
-        self.floors.borrow_mut().insert(key, Rc::clone(&layer_costs));
-        layer_costs
+        self.layer_costs_of(layer, &shape, &shared)
     }
 
     fn expert_floor(&self, shape: &Shape) -> ThreePasses {
@@ -279,15 +274,18 @@ impl<'a> CostCache<'a> {
     }
 
     fn price(&self, shape: &Shape) -> LayerCosts {
+        self.price_with(shape, &self.shared(shape))
+    }
+
+    fn price_with(&self, shape: &Shape, shared: &Shared) -> LayerCosts {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
-        let shared = self.shared(shape);
         let dense = self.model.moe.is_none();
         let experts = if dense { ExpertPieces::default() } else { self.experts(shape) };
-        let chunks = self.attention_chunks(shape, &shared);
+        let chunks = self.attention_chunks(shape, shared);
         let pieces = shared.pieces.iter().zip(chunks.iter());
         let layer = |(&kind, pieces)| pricer.layer_of(kind, shape, pieces, &experts);
         let layers = self.layers.kinds.iter().zip(pieces).map(layer).collect();
-        self.layer_costs_of(layers, shape, &shared)
+        self.layer_costs_of(layers, shape, shared)
     }
 
     fn layer_costs_of(&self, layer: Vec<LayerCost>, shape: &Shape, shared: &Shared) -> LayerCosts {

@@ -269,9 +269,7 @@ impl<'a> Worker<'a> {
         let mut bounds_s = Vec::with_capacity(contexts.len());
         for alike in contexts.chunk_by(|a, b| a.priced_by() == b.priced_by()) {
             let d = &alike[0].decisions();
-            let dense = self.task.model.moe.is_none();
-            let layer_costs =
-                if dense { self.cache.layer_costs(d) } else { self.cache.floor_layer_costs(d) };
+            let layer_costs = self.cache.floor_layer_costs(d);
             let work = MicroBatchCost::new(&self.cache, d, &layer_costs);
             let of = |own: &Context| self.layers_s(own.template.pp, own.micro_batches, &work);
             bounds_s.extend(alike.iter().map(of));
