@@ -344,10 +344,8 @@ pub fn least_recompute_s(
     state_bytes: [f64; 2],
     budget: f64,
 ) -> f64 {
-    let (first_s, first_bytes) = knapsack.at_first(&work.counts);
     let free = budget * (1.0 + 1e-9) - mean_state_bytes(spec, work, state_bytes);
-    let excess = first_bytes - spec.ranks as f64 * free;
-    if excess <= 0.0 { first_s } else { knapsack.saving_s(&work.counts, first_s, excess) }
+    knapsack.within_s(&work.counts, spec.ranks as f64 * free)
 }
 
 /// Bytes of parameter state on a device, on average.

@@ -74,6 +74,14 @@ impl RecomputeKnapsack {
         self.saving_s(counts, first_s, first_bytes - (bytes - buffer) / in_flight)
     }
 
+    /// Least recomputation of one micro-batch, s, where the activations that `counts` layers of
+    /// each kind keep of it fit into `bytes`; infinite where they cannot.
+    pub fn within_s(&self, counts: &[usize], bytes: f64) -> f64 {
+        let (first_s, first_bytes) = self.at_first(counts);
+        let excess = first_bytes - bytes * (1.0 + 1e-9);
+        if excess <= 0.0 { first_s } else { self.saving_s(counts, first_s, excess) }
+    }
+
     /// The least buffer that a recomputed layer needs, of `counts` layers of each kind, bytes.
     pub fn least_buffer(&self, counts: &[usize]) -> f64 {
         let present = self.buffer.iter().zip(counts).filter(|(_, count)| **count > 0);

@@ -76,8 +76,9 @@ impl Worker<'_> {
         for split in group.splits.iter() {
             let decisions = split.of(&node.decisions);
             let work = self.least_work(&decisions, &[*split]);
-            let bound_s =
-                self.layers_s(decisions.pp, decisions.micro_batches, &work).max(node.bound_s);
+            let (degrees, knapsack) =
+                ((decisions.pp, decisions.micro_batches), self.knapsack(&work));
+            let bound_s = self.layers_s(degrees, &work, &knapsack).max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {

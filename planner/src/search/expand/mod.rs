@@ -20,6 +20,7 @@ use states::StateBounds;
 use super::Candidate;
 use crate::bounds::candidates::{ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::pipeline_spec::PipelineSpec;
+use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::{Scratch, ilp};
@@ -246,22 +247,42 @@ impl<'a> Worker<'a> {
     /// Bound of a parallel layout from its layers, with overheads, s. Some rank has at least the
     /// mean load, or as many layers of one kind as some rank must hold, and runs its micro-batches
     /// one after another; and one micro-batch takes its forward and backward path. The least
-    /// recomputation allowed is counted.
-    fn layers_s(&self, pp: u64, micro_batches: u64, work: &MicroBatchCost) -> f64 {
+    /// recomputation is counted that is allowed, and that makes room for the activations of one
+    /// micro-batch: when it has gone forward through all layers, the ranks together hold them.
+    fn layers_s(
+        &self,
+        (pp, micro_batches): (u64, u64),
+        work: &MicroBatchCost,
+        knapsack: &RecomputeKnapsack,
+    ) -> f64 {
         let again_s = |kind: &KindCost| {
-            let of = |option: &usize| allows_recompute(self.task, *option);
-            let allowed = (0..3).filter(of).map(|option| kind.recompute_s[option]);
+            let allowed = self.recompute_options().map(|option| kind.recompute_s[option]);
             allowed.fold(f64::INFINITY, f64::min)
         };
         let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
         let fullest_s = work.fullest(pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
-        let rank_s = fullest_s.max(work.layers_s(layer_s) / pp as f64);
+        let memory_s = match self.task.ignore_memory {
+            true => 0.0,
+            false => knapsack.within_s(&work.counts, pp as f64 * self.task.cluster.usable_bytes()),
+        };
+        let all_again_s = work.layers_s(again_s).max(memory_s);
+        let rank_s = fullest_s.max((work.layers_s(KindCost::load_s) + all_again_s) / pp as f64);
         // Without a barrier, iterations overlap.
         let way_s = match self.task.restrictions.wants_post_validation() {
             true => 0.0,
-            false => work.layers_s(|kind| layer_s(kind) - kind.weight_s),
+            false => work.layers_s(|kind| kind.load_s() - kind.weight_s) + all_again_s,
         };
         self.with_overheads_s((micro_batches as f64 * rank_s).max(way_s))
+    }
+
+    /// What layers may recompute, as options of `Recompute::ALL`.
+    fn recompute_options(&self) -> impl Iterator<Item = usize> {
+        (0..3).filter(|option| allows_recompute(self.task, *option))
+    }
+
+    /// The knapsack of all recomputation that is allowed.
+    fn knapsack(&self, work: &MicroBatchCost) -> RecomputeKnapsack {
+        RecomputeKnapsack::new(&work.kinds, &self.recompute_options().collect::<Vec<_>>())
     }
 
     /// Bounds of contexts over all their expert splits, with overheads, s.
@@ -271,7 +292,10 @@ impl<'a> Worker<'a> {
             let d = &alike[0].decisions();
             let layer_costs = self.cache.floor_layer_costs(d);
             let work = MicroBatchCost::new(&self.cache, d, &layer_costs);
-            let of = |own: &Context| self.layers_s(own.template.pp, own.micro_batches, &work);
+            let knapsack = self.knapsack(&work);
+            let of = |own: &Context| {
+                self.layers_s((own.template.pp, own.micro_batches), &work, &knapsack)
+            };
             bounds_s.extend(alike.iter().map(of));
         }
         bounds_s
@@ -284,10 +308,11 @@ impl<'a> Worker<'a> {
         let count = node.count / splits.len() as u64;
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
             let count = count * alike.len() as u64;
-            let work = self.least_work(&alike[0].of(&node.decisions), alike);
-            let bound_s = self
-                .layers_s(node.decisions.pp, node.decisions.micro_batches, &work)
-                .max(node.bound_s);
+            let d = &node.decisions;
+            let work = self.least_work(&alike[0].of(d), alike);
+            let knapsack = self.knapsack(&work);
+            let bound_s =
+                self.layers_s((d.pp, d.micro_batches), &work, &knapsack).max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += count;
             } else {

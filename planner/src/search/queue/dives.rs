@@ -27,7 +27,8 @@ impl Run<'_> {
     /// contexts of the degrees where that went best are looked into more broadly.
     pub(super) fn dive(&mut self, team: &mut Team<'_>, until: Until<'_>) {
         let mut groups: HashMap<[u64; 3], Vec<usize>> = HashMap::default();
-        for (at, context) in self.contexts.iter().enumerate() {
+        let all = self.contexts.iter().enumerate();
+        for (at, context) in all.filter(|(at, _)| self.contexts_s[*at].is_finite()) {
             let d = &context.template;
             groups.entry([d.tp, d.pp, d.cp]).or_default().push(at);
         }
