@@ -99,7 +99,7 @@ impl Worker<'_> {
         let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
         let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(&spec, work, &parallel.states.least);
-        self.cheapest_state_s(parallel, inputs, budget)
+        self.cheapest_state_s(parallel, inputs, (budget, f64::INFINITY))
     }
 
     /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
@@ -132,7 +132,10 @@ impl Worker<'_> {
         let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
         let spent_s = inputs.recompute_s(&knapsack, least, budget);
         let passes_s = self.with_overheads_s(closed::passes_s(&spec, &work, spent_s) / slack);
-        passes_s.max(self.cheapest_state_s(parallel, inputs, budget))
+        if passes_s >= enough_s {
+            return passes_s;
+        }
+        passes_s.max(self.cheapest_state_s(parallel, inputs, (budget, enough_s)))
     }
 
     /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
@@ -153,17 +156,17 @@ impl Worker<'_> {
     ) -> f64 {
         let inputs = PipelineInputs { spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(spec, work, &parallel.states.least);
-        self.cheapest_state_s(parallel, inputs, budget)
+        self.cheapest_state_s(parallel, inputs, (budget, f64::INFINITY))
     }
 
     /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all
     /// ranks or from the layers of one kind that some rank must hold, with overheads, s; infinite
-    /// where nothing fits.
+    /// where nothing fits. Stops early once the bound reaches `enough_s`.
     fn cheapest_state_s(
         &self,
         parallel: &mut LayoutView,
         inputs: PipelineInputs<'_>,
-        budget: f64,
+        (budget, enough_s): (f64, f64),
     ) -> f64 {
         let PipelineInputs { spec, work, slack, .. } = inputs;
         let states = Rc::clone(&parallel.states);
@@ -179,6 +182,11 @@ impl Worker<'_> {
         let of = || fitting(&states, (spec, work), &knapsack, budget);
         let fitting = Rc::clone(parallel.fitting.entry(key).or_insert_with(of));
         let vocab_s = spec.m() * spec.passes_s();
+        let least_mean_s = fitting.first().map_or(f64::INFINITY, |state| state.mean_s + vocab_s);
+        let least_mean_s = self.with_overheads_s(least_mean_s / slack);
+        if least_mean_s >= enough_s {
+            return least_mean_s;
+        }
         let mut least_s = f64::INFINITY;
         for state in fitting.iter() {
             if state.mean_s + vocab_s >= least_s {
