@@ -1,10 +1,11 @@
-//! More memory or faster links never make the best plan slower.
+//! More memory, faster links or more to choose from never make the best plan slower.
 
 use meshwright_tests::instances;
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use models::cluster::ClusterSpec;
 use planner::request::Task;
+use planner::request::restrictions::Restrictions;
 use planner::search::search;
 
 fn best_s(instance: &Instance, cluster: &ClusterSpec) -> f64 {
@@ -57,4 +58,22 @@ fn shorter_latencies_are_never_slower() {
 #[test]
 fn faster_memory_is_never_slower() {
     never_slower(|cluster, factor| cluster.device.hbm_bytes_per_s *= factor);
+}
+
+/// Activations on the host may move longer than they take to compute again, so that no
+/// recomputation is the slowest.
+#[test]
+fn a_narrower_space_is_never_faster() {
+    let cluster = models::cluster::shipped("dgx_h100").and_then(Result::ok).expect("it reads");
+    let model = models::model::shipped("llama8b").and_then(Result::ok).expect("it reads");
+    let best_s = |settings: &[&str]| {
+        let restrictions = Restrictions::parse(settings).expect("they are valid");
+        let task = Task::new(&model, &cluster, 64, &restrictions);
+        search(&task, &mut |_| {}).best.map_or(f64::INFINITY, |found| found.priced.iteration_s)
+    };
+    let all_s = best_s(&["offload=activations", "tp=1", "pp=1"]);
+    for recompute in ["recompute=none", "recompute=selective", "recompute=full"] {
+        let own_s = best_s(&["offload=activations", "tp=1", "pp=1", recompute]);
+        assert!(all_s <= own_s * (1.0 + 1e-9), "{recompute}: {own_s} s, but {all_s} s with all");
+    }
 }

@@ -345,7 +345,8 @@ pub fn least_recompute_s(
     budget: f64,
 ) -> f64 {
     let free = budget * (1.0 + 1e-9) - mean_state_bytes(spec, work, state_bytes);
-    knapsack.within_s(&work.counts, spec.ranks as f64 * free)
+    let forced_s = knapsack.forced_s(&work.counts, spec.ranks as f64 * free);
+    forced_s.unwrap_or_else(|| knapsack.at_first(&work.counts).0)
 }
 
 /// Bytes of parameter state on a device, on average.

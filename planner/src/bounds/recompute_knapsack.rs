@@ -75,11 +75,12 @@ impl RecomputeKnapsack {
     }
 
     /// Least recomputation of one micro-batch, s, where the activations that `counts` layers of
-    /// each kind keep of it fit into `bytes`; infinite where they cannot.
-    pub fn within_s(&self, counts: &[usize], bytes: f64) -> f64 {
+    /// each kind keep of it must fit into `bytes`; infinite where they cannot, and `None` where
+    /// they fit with the first option.
+    pub fn forced_s(&self, counts: &[usize], bytes: f64) -> Option<f64> {
         let (first_s, first_bytes) = self.at_first(counts);
         let excess = first_bytes - bytes * (1.0 + 1e-9);
-        if excess <= 0.0 { first_s } else { self.saving_s(counts, first_s, excess) }
+        (excess > 0.0).then(|| self.saving_s(counts, first_s, excess))
     }
 
     /// The least buffer that a recomputed layer needs, of `counts` layers of each kind, bytes.

@@ -103,8 +103,9 @@ impl Configuration<'_> {
                 }
                 None => {
                     failed += 1;
-                    if chains.len() < MAX_CHAINS {
-                        let path = self.path_over(&cut[0], scratch);
+                    let path = self.path_over(&cut[0], scratch);
+                    let is_known = chains.iter().any(|chain| chain.path == path);
+                    if !is_known && chains.len() < MAX_CHAINS {
                         chains.push(self.chain(path, placed, &problem, scratch));
                     }
                 }
@@ -173,8 +174,8 @@ impl Configuration<'_> {
         recompute_split::options(self.decisions.recompute).len() == 1
     }
 
-    /// Upper estimate of the recomputation on a chain that removing a layer from a stage saves, s,
-    /// besides the layer's own.
+    /// Upper estimate of the recomputation on a chain that removing a layer from a stage saves, s;
+    /// 0 where layers recompute alike, and the layer's passes include it.
     fn spared_s(&self, stage: usize, placed: &Placed, counts: &[[f64; 3]]) -> f64 {
         if self.recomputes_alike() {
             return 0.0;

@@ -261,11 +261,13 @@ impl<'a> Worker<'a> {
         };
         let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
         let fullest_s = work.fullest(pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
-        let memory_s = match self.task.ignore_memory {
-            true => 0.0,
-            false => knapsack.within_s(&work.counts, pp as f64 * self.task.cluster.usable_bytes()),
+        let ranks_bytes = match self.task.ignore_memory {
+            true => f64::INFINITY,
+            false => pp as f64 * self.task.cluster.usable_bytes(),
         };
-        let all_again_s = work.layers_s(again_s).max(memory_s);
+        // With activations on the host nothing is forced, and the first option may take longest.
+        let forced_s = knapsack.forced_s(&work.counts, ranks_bytes).unwrap_or(0.0);
+        let all_again_s = work.layers_s(again_s).max(forced_s);
         let rank_s = fullest_s.max((work.layers_s(KindCost::load_s) + all_again_s) / pp as f64);
         // Without a barrier, iterations overlap.
         let way_s = match self.task.restrictions.wants_post_validation() {

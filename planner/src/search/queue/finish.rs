@@ -48,8 +48,8 @@ impl Run<'_> {
         }
     }
 
-    /// Bounds the cuts and recompute splits that the search leaves out. Programs that give up may
-    /// have found a better placement on their way, from which local search goes on.
+    /// Bounds the cuts and recompute splits that the search leaves out. Where a program finds a
+    /// faster placement, local search goes on from it.
     pub(super) fn bound_left_open(&mut self, threads: usize, progress: Progress<'_>) {
         if self.task.every_cut_work == 0 {
             self.left_open_s = 0.0;
