@@ -103,9 +103,11 @@ impl Configuration<'_> {
                 }
                 None => {
                     failed += 1;
+                    if chains.len() == MAX_CHAINS {
+                        continue;
+                    }
                     let path = self.path_over(&cut[0], scratch);
-                    let is_known = chains.iter().any(|chain| chain.path == path);
-                    if !is_known && chains.len() < MAX_CHAINS {
+                    if chains.iter().all(|chain| chain.path != path) {
                         chains.push(self.chain(path, placed, &problem, scratch));
                     }
                 }
