@@ -59,7 +59,7 @@ pub fn combinations(task: &Task<'_>) -> Vec<Decisions> {
 fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions> {
     let mut found = vec![];
     for (schedule, vpp, vocabs) in &choices.schedules {
-        for &vocab in vocabs {
+        for &(vocab, fused_loss) in vocabs {
             for &recompute in &choices.recompute {
                 for &(zero_stage, dp_shard) in &choices.shards {
                     for &offload in &choices.offload {
@@ -68,6 +68,7 @@ fn inside(parallel: &ParallelLayout, choices: &PipelineChoices) -> Vec<Decisions
                                 schedule: *schedule,
                                 vpp: *vpp,
                                 vocab,
+                                fused_loss,
                                 recompute,
                                 zero_stage,
                                 dp_shard,

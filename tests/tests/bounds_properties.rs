@@ -205,7 +205,7 @@ fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
 #[test]
 fn no_bound_exceeds_any_placement() {
     let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 4]);
-    for seed in 0..instances(400, 4000) {
+    for seed in 0..instances(500, 4000) {
         let random = &mut Random::new(seed + 3_000_000);
         let mut instance = Instance::random(random);
         // Gaps that matter, and reductions of which the software hides little or much.

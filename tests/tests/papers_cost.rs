@@ -9,7 +9,7 @@ use models::mesh::GroupShape;
 use models::model::ModelSpec;
 use planner::cost::collective::Collective;
 use planner::cost::layer::{LayerPricer, Shape, VocabCost};
-use planner::cost::state::{LocalParams, StateCost};
+use planner::cost::state::{LocalParams, StateCost, tensors_a_parameter};
 
 fn cluster(name: &str) -> ClusterSpec {
     models::cluster::shipped(name).and_then(Result::ok).expect("shipped clusters read")
@@ -99,7 +99,7 @@ fn split_vocabulary_layers_scale_less_than_perfectly() {
 fn sent_by_stage(d: &Decisions, cluster: &ClusterSpec, model: &ModelSpec) -> [f64; 4] {
     [0, 1, 2, 3].map(|zero_stage| {
         let d = Decisions { zero_stage, dp_shard: d.dp, ..d.clone() };
-        let cost = StateCost::new(cluster, model, &d, &[u64::MAX]);
+        let cost = StateCost::new(cluster, tensors_a_parameter(model), &d, &[u64::MAX]);
         let parameters = LocalParams { dense: 1.0, expert: 0.0 };
         let sent = cost.least_communication(parameters, |op, bytes, group| match op {
             Collective::AllReduce => all_reduce_volume(bytes, group.size() as f64),
@@ -157,7 +157,8 @@ fn an_offloaded_update_takes_the_link_and_the_cpu() {
     let of = |offload| {
         let d = Decisions { offload, dtype: Dtype::Bf16, ..plan.decisions.clone() };
         let cluster = cluster("dgx_h100");
-        let cost = StateCost::new(&cluster, &plan.inputs.model, &d, &[u64::MAX]);
+        let cost =
+            StateCost::new(&cluster, tensors_a_parameter(&plan.inputs.model), &d, &[u64::MAX]);
         cost.optimizer_s(LocalParams { dense: 1e9, expert: 0.0 })
     };
     let by_hand_s = 6e9 / 55e9 + 33e9 / (0.7 * 77e9);

@@ -7,7 +7,7 @@ use meshwright_tests::small::{Sizes, cluster_of, plain_model};
 use models::cluster::ClusterSpec;
 use models::decisions::{Decisions, DpReduction};
 use models::model::{ModelSpec, params};
-use planner::cost::state::{LocalParams, StateCost};
+use planner::cost::state::{LocalParams, StateCost, tensors_a_parameter};
 use planner::pricing::cost_cache::CostCache;
 use planner::pricing::{Configuration, StageCost};
 use planner::request::Task;
@@ -49,7 +49,7 @@ fn exposed_s(dp_reduction: DpReduction, dp_bucket_mib: u64, count: f64, backward
     let plan = planned("llama_gqa", 4, &["tp=1", "pp=1", "dp=4", "zero_stage=0", "micro_batch=2"]);
     let d = Decisions { dp_reduction, dp_bucket_mib, ..plan.decisions };
     let cluster = machine();
-    let cost = StateCost::new(&cluster, &plan.inputs.model, &d, &[u64::MAX]);
+    let cost = StateCost::new(&cluster, tensors_a_parameter(&plan.inputs.model), &d, &[u64::MAX]);
     cost.reduce_exposed_s(LocalParams { dense: count, expert: 0.0 }, backward_s)
 }
 

@@ -69,10 +69,12 @@ fn pin(random: &mut Random, space: &Space<'_>, layouts: &[ParallelLayout]) -> De
 fn inside(random: &mut Random, parallel: &ParallelLayout, choices: &PipelineChoices) -> Decisions {
     let (schedule, vpp, vocabs) = &choices.schedules[random.whole(0, choices.schedules.len() - 1)];
     let (zero_stage, dp_shard) = random.pick(&choices.shards);
+    let (vocab, fused_loss) = random.pick(vocabs);
     Decisions {
         schedule: *schedule,
         vpp: *vpp,
-        vocab: random.pick(vocabs),
+        vocab,
+        fused_loss,
         recompute: random.pick(&choices.recompute),
         zero_stage,
         dp_shard,

@@ -87,7 +87,6 @@ impl<'a> PartitionBound<'a> {
             sums.in_flight_bytes += first.1;
             before.push(sums);
         }
-        let view = |stage| StageView::new(spec, work, state, stage, budget_bytes);
         Self {
             spec,
             work,
@@ -96,7 +95,7 @@ impl<'a> PartitionBound<'a> {
             knapsack,
             layers,
             before,
-            stages: (0..spec.ranks).map(view).collect(),
+            stages: StageView::all(spec, work, state, budget_bytes),
         }
     }
 

@@ -33,8 +33,21 @@ pub(super) struct StageView {
 }
 
 impl StageView {
-    pub fn new(
+    /// The stages of a pipeline.
+    pub fn all(
         spec: &PipelineSpec,
+        work: &MicroBatchCost,
+        state: &StateView,
+        budget_bytes: f64,
+    ) -> Vec<Self> {
+        let transfers = Transfers::new(spec);
+        (0..spec.ranks)
+            .map(|stage| Self::new((spec, &transfers), work, state, stage, budget_bytes))
+            .collect()
+    }
+
+    fn new(
+        (spec, transfers): (&PipelineSpec, &Transfers),
         work: &MicroBatchCost,
         state: &StateView,
         stage: usize,
@@ -45,7 +58,7 @@ impl StageView {
         spec.in_flight(stage, &mut counts);
         let held = counts[0] as f64;
         let ([forward_gap_s, backward_gap_s, mut weight_s], crossings_s) =
-            (spec.gaps_s(), spec.crossings_s(stage));
+            (spec.gaps_s(), transfers.crossings_s(spec, stage));
         let mut forward_s = crossings_s.0 + forward_gap_s;
         let mut backward_s = crossings_s.1 + backward_gap_s;
         let splits = spec.splits_backward();
@@ -78,18 +91,18 @@ impl StageView {
         let embedding_s = if before { work.embedding.backward_s } else { 0.0 };
         // The backward of each earlier stage includes a transfer, or one comes before it.
         let gaps_s = stage as f64 * backward_gap_s;
-        let back_s = embedding_s + spec.transfers_to_s(stage) + gaps_s;
+        let back_s = embedding_s + transfers.until_s[stage] + gaps_s;
         Self {
             forward_s,
             backward_s,
             weight_s,
-            to_s: end_s(stage > 0, &work.embedding) + way_s(spec, 0, stage),
+            to_s: end_s(stage > 0, &work.embedding) + transfers.way_before_s(spec, stage),
             back_s,
             chains: spec
                 .counted_milestones(stage)
                 .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1)))
                 .map(|milestones| milestones.of_one_chunk()),
-            from_s: end_s(stage + 1 < p, &work.head) + way_s(spec, stage + 1, p),
+            from_s: end_s(stage + 1 < p, &work.head) + transfers.way_behind_s(spec, stage),
             held,
             free_bytes,
             params: ends_params,
@@ -98,16 +111,56 @@ impl StageView {
     }
 }
 
-/// Transfers and gaps of one micro-batch on stages `from..to`, forward and backward, s, with the
-/// link between these stages and the one stage at their side where transfers are latencies.
-fn way_s(spec: &PipelineSpec, from: usize, to: usize) -> f64 {
-    if from >= to {
-        return 0.0;
+/// The transfers of one micro-batch between the stages of a pipeline with one chunk a rank, s.
+struct Transfers {
+    /// By stage, from it to the next.
+    behind_s: Vec<f64>,
+    /// By stage, along all stages before it.
+    until_s: Vec<f64>,
+    /// By stage, along it and all stages after it.
+    from_s: Vec<f64>,
+}
+
+impl Transfers {
+    fn new(spec: &PipelineSpec) -> Self {
+        let behind_s: Vec<f64> = (0..spec.ranks).map(|stage| spec.transfer_s(stage)).collect();
+        let sum = |so_far: &mut f64, own_s: &f64| {
+            let before_s = *so_far;
+            *so_far += own_s;
+            Some(before_s)
+        };
+        let until_s = behind_s.iter().scan(0.0, sum).collect();
+        let after_s = behind_s.iter().rev().scan(0.0, sum);
+        let mut from_s: Vec<f64> = after_s.zip(behind_s.iter().rev()).map(|(a, b)| a + b).collect();
+        from_s.reverse();
+        Self { behind_s, until_s, from_s }
     }
-    let transfers_s: f64 = match spec.transfer_blocks {
-        true => (from..to).map(|stage| spec.crossings_s(stage)).map(|(a, b)| a + b).sum(),
-        false if from == 0 => 2.0 * spec.transfers_to_s(to),
-        false => 2.0 * (from - 1..to - 1).map(|stage| spec.transfer_s(stage)).sum::<f64>(),
-    };
-    transfers_s + (to - from) as f64 * 2.0 * spec.gap_s
+
+    /// Those that are part of a stage's forward and backward.
+    fn crossings_s(&self, spec: &PipelineSpec, stage: usize) -> (f64, f64) {
+        if !spec.transfer_blocks {
+            return (0.0, 0.0);
+        }
+        (if stage > 0 { self.behind_s[stage - 1] } else { 0.0 }, self.behind_s[stage])
+    }
+
+    /// Transfers and gaps on all stages before one, forward and backward, with the link to it where
+    /// transfers are latencies.
+    fn way_before_s(&self, spec: &PipelineSpec, stage: usize) -> f64 {
+        if stage == 0 {
+            return 0.0;
+        }
+        let last = if spec.transfer_blocks { stage - 1 } else { stage };
+        self.until_s[last] + self.until_s[stage] + stage as f64 * 2.0 * spec.gap_s
+    }
+
+    /// The same on all stages after one, with the link from it.
+    fn way_behind_s(&self, spec: &PipelineSpec, stage: usize) -> f64 {
+        let after = spec.ranks - 1 - stage;
+        if after == 0 {
+            return 0.0;
+        }
+        let first = if spec.transfer_blocks { stage + 1 } else { stage };
+        self.from_s[stage] + self.from_s[first] + after as f64 * 2.0 * spec.gap_s
+    }
 }

@@ -3,7 +3,7 @@
 
 use super::pipeline_spec::PipelineSpec;
 use super::workload::{KindCost, MAX_COPIES, MicroBatchCost};
-use crate::cost::state::{LocalParams, StateCost};
+use crate::cost::state::LocalParams;
 use crate::pricing::cost_cache::CostCache;
 use crate::pricing::stage_transfers::least_line_of_copies;
 use crate::request::pipeline_choices::PipelineChoices;
@@ -94,7 +94,7 @@ pub struct StateView {
 impl StateView {
     /// The parameter state that `d` chooses on its mesh.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, kinds: &[LocalParams]) -> Self {
-        let state = StateCost::new(cache.cluster, cache.model, d, &cache.domains);
+        let state = cache.state_cost(d);
         let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
         let least = |params| {
             let time = |op, bytes, group: &_| bytes * cache.collective_line(op, group).1;
@@ -102,6 +102,7 @@ impl StateView {
         };
         let start = |op, _, group: &_| cache.collective_line(op, group).0;
         let starts = state.least_communication(DENSE, start);
+        let rate = [DENSE, EXPERT].map(least);
         let [of_reductions, of_gathers] = state.step_overlaps();
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
         let software = &cache.cluster.software;
@@ -112,9 +113,9 @@ impl StateView {
         let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
         let end_s = |dense: f64| {
             let params = LocalParams { dense, expert: 0.0 };
-            let from = |stage, time_s: f64| if d.zero_stage >= stage { time_s } else { 0.0 };
-            let [gather_s, scatter_s] = [state.gather_s(params), state.reduce_scatter_s(params)];
-            [from(3, gather_s), from(2, scatter_s)].map(|time_s| time_s * software.zero3_slowdown)
+            let gather_s = if d.zero_stage >= 3 { state.gather_s(params) } else { 0.0 };
+            let scatter_s = if d.zero_stage >= 2 { state.reduce_scatter_s(params) } else { 0.0 };
+            [gather_s, scatter_s].map(|time_s| time_s * software.zero3_slowdown)
         };
         let (embedding, head) = cache.vocab_params(d.tp);
         let (copied_start_s, copied_byte_s) = least_line_of_copies(cache, d);
@@ -125,12 +126,12 @@ impl StateView {
             offload: d.offload,
             bytes: rates(&|one| state.memory(one).device_bytes()),
             reductions: StepTime {
-                each_s: rates(&|one| least(one).tail_s),
+                each_s: rate.map(|one| one.tail_s),
                 start_s: starts.tail_s,
                 overlap: of_reductions,
             },
             gathers: StepTime {
-                each_s: rates(&|one| least(one).step_s),
+                each_s: rate.map(|one| one.step_s),
                 start_s: starts.step_s,
                 overlap: of_gathers,
             },
@@ -367,26 +368,33 @@ impl States {
     /// one micro-batch; the fastest comes first.
     pub fn overheads(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> Vec<StateOverhead> {
         let mean = work.params() * (1.0 / spec.ranks as f64);
+        // By layer kind, what its forward and its backward do not hide.
+        let mut exposed_s: Vec<(f64, f64)> = vec![];
         let of = |(at, view): (usize, &StateView)| {
-            let passes_s = view.in_all_passes_s(work, spec) / spec.ranks as f64;
+            let all = || work.kinds.iter().zip(&work.counts).enumerate();
+            exposed_s.clear();
+            exposed_s.extend(all().map(|(index, (kind, _))| match view.in_passes() {
+                true => view.exposed_s(index, kind, spec),
+                false => (0.0, 0.0),
+            }));
             let behind_s = |params, n, [forward_s, backward_s]: [f64; 2]| {
                 view.tail_of_s(params, n, backward_s) + view.step_of_s(params, n, forward_s)
             };
-            let all = work.kinds.iter().zip(&work.counts).enumerate();
-            let (mut forward_s, mut backward_s) = (0.0, 0.0);
-            for (index, (kind, &count)) in all {
+            let (mut passes_s, mut own_s) = (0.0, [0.0; 2]);
+            for (index, (kind, &count)) in all() {
                 let share = count as f64 / spec.ranks as f64;
-                let exposed_s = view.exposed_s(index, kind, spec);
-                forward_s += share * (kind.forward_s + exposed_s.0);
-                backward_s += share * (kind.backward_s + exposed_s.1);
+                let (forward_s, backward_s) = exposed_s[index];
+                passes_s += spec.m() * share * (forward_s + backward_s);
+                own_s[0] += share * (kind.forward_s + forward_s);
+                own_s[1] += share * (kind.backward_s + backward_s);
             }
             let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
-                let (forward_s, backward_s) = view.exposed_s(index, kind, spec);
+                let (forward_s, backward_s) = exposed_s[index];
                 let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s);
                 let own_s = [kind.forward_s + forward_s, kind.backward_s + backward_s];
                 passes_s + behind_s(kind.params, 0, own_s)
             });
-            let added_s = passes_s + behind_s(mean, 1, [forward_s, backward_s]);
+            let added_s = passes_s + behind_s(mean, 1, own_s);
             StateOverhead { at, added_s, fullest_s }
         };
         let mut all: Vec<StateOverhead> = self.undominated.iter().enumerate().map(of).collect();
@@ -420,18 +428,5 @@ impl StateView {
             && self.copied.undercuts(&other.copied)
             && all(&self.gather_s, &other.gather_s)
             && all(&self.scatter_s, &other.scatter_s)
-    }
-
-    /// What the passes of all micro-batches over all layers do not hide, s.
-    pub fn in_all_passes_s(&self, work: &MicroBatchCost, spec: &PipelineSpec) -> f64 {
-        if !self.in_passes() {
-            return 0.0;
-        }
-        let all = work.kinds.iter().zip(&work.counts).enumerate();
-        let of = |(index, (kind, &count)): (usize, (&KindCost, &usize))| {
-            let (forward_s, backward_s) = self.exposed_s(index, kind, spec);
-            count as f64 * (forward_s + backward_s)
-        };
-        spec.m() * all.map(of).sum::<f64>()
     }
 }

@@ -1,6 +1,7 @@
 //! Input of the bounds: one micro-batch in seconds and bytes by layer kind.
 
 use super::pipeline_spec::PipelineSpec;
+use crate::cost::layer::VocabCost;
 use crate::cost::state::LocalParams;
 use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::stage_transfers::{slowdown_beside_passes, vocab_passes};
@@ -110,17 +111,28 @@ impl MicroBatchCost {
             saved_bytes: layer.saved_bytes,
             params,
         };
-        let vocab = &layer_costs.vocab;
         let (embedding_params, head_params) = cache.vocab_params(d.tp);
+        let end = |params| VocabEnd { params, ..VocabEnd::default() };
         let received = if d.pp > 1 { 2.0 * layer_costs.resident_bytes } else { 0.0 };
-        Self {
+        let layers = Self {
             kinds: layer_costs.layer.iter().zip(&layer_costs.params).map(kind).collect(),
             counts: cache.layers.counts(0, cache.layers.len()),
+            embedding: end(embedding_params),
+            head: end(head_params),
+            tied: cache.model.tied_embeddings,
+            workspace_bytes: layer_costs.transient_bytes + received,
+        };
+        layers.with_vocabulary(&layer_costs.vocab)
+    }
+
+    /// The same with other costs of the vocabulary layers.
+    pub fn with_vocabulary(&self, vocab: &VocabCost) -> Self {
+        Self {
             embedding: VocabEnd {
                 forward_s: vocab.embed_forward.total_s(),
                 backward_s: vocab.embed_backward.total_s(),
                 weight_s: 0.0,
-                params: embedding_params,
+                params: self.embedding.params,
                 in_flight_bytes: vocab.embed_saved_bytes,
                 workspace_bytes: 0.0,
             },
@@ -128,12 +140,11 @@ impl MicroBatchCost {
                 forward_s: vocab.head_forward.total_s(),
                 backward_s: (vocab.head_backward_input + vocab.head_backward_weight).total_s(),
                 weight_s: vocab.head_backward_weight.total_s(),
-                params: head_params,
+                params: self.head.params,
                 in_flight_bytes: vocab.head_saved_bytes,
                 workspace_bytes: vocab.logits_bytes,
             },
-            tied: cache.model.tied_embeddings,
-            workspace_bytes: layer_costs.transient_bytes + received,
+            ..self.clone()
         }
     }
 

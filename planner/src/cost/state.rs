@@ -51,6 +51,11 @@ pub fn layer_params(model: &ModelSpec, kind: LayerKind, split: &Split) -> LocalP
 /// Tensors of a layer: weights, biases and norms.
 const TENSORS_A_LAYER: f64 = 9.0;
 
+/// Tensors of a model for each of its parameters.
+pub fn tensors_a_parameter(model: &ModelSpec) -> f64 {
+    TENSORS_A_LAYER * model.layers as f64 / params::total(model) as f64
+}
+
 /// Bytes of a parameter before sharding. Mixed precision keeps 2-byte weights, f32 gradients, f32
 /// master weights and two moments (Megatron's 18 bytes; other software differs). Training in f32 or
 /// f64 has no master copy.
@@ -151,13 +156,9 @@ impl std::ops::Add for StateMemory {
 
 impl<'a> StateCost<'a> {
     /// Groups as laid out by the mesh: replicas over data and context parallelism, which hold the
-    /// same weights, with shards among the nearest of them.
-    pub fn new(
-        cluster: &'a ClusterSpec,
-        model: &ModelSpec,
-        d: &Decisions,
-        domains: &[u64],
-    ) -> Self {
+    /// same weights, with shards among the nearest of them. `tensors` is
+    /// [`tensors_a_parameter`] of the model.
+    pub fn new(cluster: &'a ClusterSpec, tensors: f64, d: &Decisions, domains: &[u64]) -> Self {
         let replicas = d.dp * d.cp;
         let expert_replicas = d.expert_dp();
         let expert_shard = d.dp_shard.min(expert_replicas);
@@ -181,8 +182,7 @@ impl<'a> StateCost<'a> {
             host_copies: if matches!(d.dtype, Dtype::F32 | Dtype::F64) { 1.5 } else { 1.0 },
             dense: make(dense_group(replicas), dense_group(d.dp_shard)),
             expert: make(expert_group(expert_replicas), expert_group(expert_shard)),
-            tensors: TENSORS_A_LAYER * model.layers as f64 / params::total(model) as f64
-                * d.tp as f64,
+            tensors: tensors * d.tp as f64,
         }
     }
 
@@ -347,25 +347,32 @@ impl<'a> StateCost<'a> {
     ) -> Communication {
         let software = &self.cluster.software;
         let (in_step, in_pass) = (software.dp_slowdown, software.zero3_slowdown);
-        let time = |op, bytes: f64, group: &GroupShape| least_s(op, bytes, group);
-        let scatter_s = self.both(params, |count, r| {
-            time(Collective::ReduceScatter, count * self.reduced_bytes(), &r.shard)
-        });
-        let across_s = self.both(params, |count, r| {
-            time(Collective::AllReduce, count * self.reduced_bytes() / r.ways(), &r.across)
-        });
-        let gather_s = self.both(params, |count, r| {
-            time(Collective::AllGather, count * self.bytes.weights, &r.shard)
-        });
-        let reduce_s = self.both(params, |count, r| {
-            time(Collective::AllReduce, count * self.reduced_bytes(), &r.all)
-        });
+        let scatter_s = || {
+            self.both(params, |count, r| {
+                least_s(Collective::ReduceScatter, count * self.reduced_bytes(), &r.shard)
+            })
+        };
+        let across_s = || {
+            self.both(params, |count, r| {
+                least_s(Collective::AllReduce, count * self.reduced_bytes() / r.ways(), &r.across)
+            })
+        };
+        let gather_s = || {
+            self.both(params, |count, r| {
+                least_s(Collective::AllGather, count * self.bytes.weights, &r.shard)
+            })
+        };
+        let reduce_s = || {
+            self.both(params, |count, r| {
+                least_s(Collective::AllReduce, count * self.reduced_bytes(), &r.all)
+            })
+        };
         let (passes_s, tail_s, step_s) = match self.zero_stage {
-            0 => (0.0, reduce_s * in_step, 0.0),
-            1 if self.deals_tensors() => (0.0, reduce_s * in_step, gather_s * in_step),
-            1 => (0.0, (scatter_s + across_s) * in_step, gather_s * in_step),
-            2 => (scatter_s * in_pass, across_s * in_step, gather_s * in_step),
-            _ => ((scatter_s + 2.0 * gather_s) * in_pass, across_s * in_step, 0.0),
+            0 => (0.0, reduce_s() * in_step, 0.0),
+            1 if self.deals_tensors() => (0.0, reduce_s() * in_step, gather_s() * in_step),
+            1 => (0.0, (scatter_s() + across_s()) * in_step, gather_s() * in_step),
+            2 => (scatter_s() * in_pass, across_s() * in_step, gather_s() * in_step),
+            _ => ((scatter_s() + 2.0 * gather_s()) * in_pass, across_s() * in_step, 0.0),
         };
         Communication { passes_s, tail_s, step_s }
     }

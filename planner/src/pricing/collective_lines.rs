@@ -19,8 +19,7 @@ impl CostCache<'_> {
         if group.size() == 1 {
             return (0.0, 0.0);
         }
-        let key = (op, group.clone());
-        if let Some(&known) = self.lines.borrow().get(&key) {
+        if let Some(&known) = self.lines.borrow().get(&op).and_then(|known| known.get(group)) {
             return known;
         }
         let sizes = std::iter::successors(Some(1.0), |bytes| Some(bytes * STEP));
@@ -33,7 +32,7 @@ impl CostCache<'_> {
         };
         let slope = SLOPE * least(&|bytes, s| s / bytes);
         let line = (least(&|bytes, s| s - slope * bytes).max(0.0), slope);
-        self.lines.borrow_mut().insert(key, line);
+        self.lines.borrow_mut().entry(op).or_default().insert(group.clone(), line);
         line
     }
 }

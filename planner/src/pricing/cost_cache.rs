@@ -8,7 +8,7 @@ use crate::cost::collective::Collective;
 use crate::cost::layer::{Body, ExpertPieces, LayerCost, LayerPricer, Pieces, Shape};
 use crate::cost::layer::{ThreePasses, VocabCost};
 use crate::cost::parts::AttentionChunks;
-use crate::cost::state::{LocalParams, layer_params};
+use crate::cost::state::{LocalParams, StateCost, layer_params, tensors_a_parameter};
 use crate::partition::Pipeline;
 use crate::request::space::divisors;
 use models::cluster::ClusterSpec;
@@ -29,6 +29,9 @@ use std::sync::Arc;
 /// token on the fullest expert-parallel rank; number format; layers recomputed from one input.
 type BodyKey = ((u64, u64, bool, u64), Dtype, u64);
 
+/// Collectives as straight lines: intercept, s, and slope, s a byte.
+type Lines = HashMap<GroupShape, (f64, f64)>;
+
 /// A model on a cluster of a given size, with a cache of what has been priced.
 #[derive(Debug)]
 pub struct CostCache<'a> {
@@ -42,6 +45,8 @@ pub struct CostCache<'a> {
     pub layers: Layers,
     /// GPUs in a domain of each link level.
     pub domains: Vec<u64>,
+    /// [`tensors_a_parameter`] of the model.
+    tensors: f64,
     pipelines: Arc<Pipelines>,
     layer_costs: RefCell<HashMap<LayerCostsKey, Rc<LayerCosts>>>,
     /// By everything but the split of the experts, as far as it does not matter.
@@ -51,7 +56,7 @@ pub struct CostCache<'a> {
     experts: RefCell<HashMap<ExpertKey, ExpertPieces>>,
     /// By resident tokens, tensor-parallel degree and number format.
     expert_floors: RefCell<HashMap<(u64, u64, Dtype), ThreePasses>>,
-    pub(super) lines: RefCell<HashMap<(Collective, GroupShape), (f64, f64)>>,
+    pub(super) lines: RefCell<HashMap<Collective, Lines>>,
     pub(super) vocab_shards: RefCell<HashMap<(LayerCostsKey, u64), VocabCost>>,
 }
 
@@ -155,6 +160,7 @@ impl<'a> CostCache<'a> {
             gpus,
             layers: Layers::new(model),
             domains: cluster.level_sizes(gpus),
+            tensors: tensors_a_parameter(model),
             pipelines: Arc::default(),
             layer_costs: RefCell::default(),
             shared: RefCell::default(),
@@ -164,6 +170,11 @@ impl<'a> CostCache<'a> {
             vocab_shards: RefCell::default(),
             lines: RefCell::default(),
         }
+    }
+
+    /// Memory and time of parameter state under the decisions.
+    pub fn state_cost(&self, d: &Decisions) -> StateCost<'a> {
+        StateCost::new(self.cluster, self.tensors, d, &self.domains)
     }
 
     /// The same cache with pipelines shared between threads.
@@ -369,7 +380,6 @@ impl<'a> CostCache<'a> {
 
     /// Everything of the layer costs but the layers' own times.
     fn price_ends(&self, shape: &Shape) -> LayerCosts {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let kinds = &self.layers.kinds;
         let tokens = shape.split.tokens(self.model) as f64;
         let resident = shape.split.resident_tokens(self.model) as f64;
@@ -382,17 +392,24 @@ impl<'a> CostCache<'a> {
         LayerCosts {
             layer: vec![],
             params,
-            vocab: pricer.vocabulary(
-                shape,
-                vocabulary_rows(self.model.vocab, shape.split.tp),
-                &shape.tp_group,
-            ),
+            vocab: self.price_vocabulary(shape),
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,
             transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
             recompute_choices: RefCell::default(),
         }
+    }
+
+    /// Vocabulary layers split over tensor-parallel ranks, not cached.
+    pub fn vocabulary(&self, d: &Decisions) -> VocabCost {
+        self.price_vocabulary(&self.shape(d))
+    }
+
+    fn price_vocabulary(&self, shape: &Shape) -> VocabCost {
+        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let rows = vocabulary_rows(self.model.vocab, shape.split.tp);
+        pricer.vocabulary(shape, rows, &shape.tp_group)
     }
 
     /// What a group of recomputed layers keeps for its backward pass besides one layer's values,

@@ -89,7 +89,7 @@ impl<'a> Configuration<'a> {
     pub fn new(cache: &'a CostCache<'a>, decisions: Decisions) -> Result<Self, ScheduleError> {
         cache.check_pipeline(&decisions)?;
         let layer_costs = cache.layer_costs(&decisions);
-        let state = StateCost::new(cache.cluster, cache.model, &decisions, &cache.domains);
+        let state = cache.state_cost(&decisions);
         let p2p_transfer = p2p_transfer(cache, &decisions, &layer_costs);
         let passes = vocab_passes(cache, &decisions, &layer_costs);
         Ok(Self {

@@ -303,10 +303,12 @@ fn values(space: &Space<'_>, name: &str) -> Vec<String> {
 
 fn values_of(parallel: &ParallelLayout, choices: &PipelineChoices, name: &str) -> Vec<String> {
     let pipelines = &choices.schedules;
+    let vocabs = || pipelines.iter().flat_map(|(.., all)| all);
     match name {
         "schedule" => pipelines.iter().map(|(schedule, ..)| schedule.to_string()).collect(),
         "vpp" => pipelines.iter().map(|(_, vpp, _)| vpp.to_string()).collect(),
-        "vocab" => pipelines.iter().flat_map(|(.., all)| all).map(ToString::to_string).collect(),
+        "vocab" => vocabs().map(|(vocab, _)| vocab.to_string()).collect(),
+        "fused_loss" => vocabs().map(|(_, fused_loss)| fused_loss.to_string()).collect(),
         "recompute" => choices.recompute.iter().map(ToString::to_string).collect(),
         "zero_stage" => choices.shards.iter().map(|(stage, _)| stage.to_string()).collect(),
         "dp_shard" => choices.shards.iter().map(|(_, size)| size.to_string()).collect(),

@@ -7,11 +7,14 @@ use models::decisions::{Decisions, MoeOverlap, Offload, RankOrder, RecomputePoli
 use models::schedule::ScheduleName;
 use rustc_hash::FxHashMap as HashMap;
 
+/// Where the vocabulary lives, and whether the loss is fused with the output layer.
+pub type VocabChoice = (Vocab, bool);
+
 /// Values of the decisions that a parallel layout leaves open.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineChoices {
     /// Schedules with their chunks, and the vocabulary placements each allows.
-    pub schedules: Vec<(ScheduleName, u64, Vec<Vocab>)>,
+    pub schedules: Vec<(ScheduleName, u64, Vec<VocabChoice>)>,
     /// Recomputation.
     pub recompute: Vec<RecomputePolicy>,
     /// ZeRO stages with shard group sizes.
@@ -29,15 +32,18 @@ impl PipelineChoices {
         (pipelines * self.per_pipeline()) as u64
     }
 
-    /// `d` with each combination of schedule, chunks and vocabulary placement.
+    /// `d` with each combination of schedule, chunks, vocabulary placement and loss.
     pub fn pipelines<'a>(&'a self, d: &'a Decisions) -> impl Iterator<Item = Decisions> + 'a {
         self.schedules.iter().flat_map(move |(schedule, vpp, vocabs)| {
-            let of = |&vocab| Decisions { schedule: *schedule, vpp: *vpp, vocab, ..d.clone() };
+            let of = |&(vocab, fused_loss): &VocabChoice| {
+                let (schedule, vpp) = (*schedule, *vpp);
+                Decisions { schedule, vpp, vocab, fused_loss, ..d.clone() }
+            };
             vocabs.iter().map(of)
         })
     }
 
-    /// Combinations for one schedule, chunk count and vocabulary placement.
+    /// Combinations for one schedule, chunk count, vocabulary placement and loss.
     pub fn per_pipeline(&self) -> usize {
         self.recompute.len() * self.shards.len() * self.offload.len() * self.rank_order.len()
     }
@@ -56,7 +62,6 @@ pub struct PipelineChoicesKey {
     fills: bool,
     /// Whether the micro-batches divide evenly between two directions.
     halves: bool,
-    fused_loss: bool,
     /// Whether the schedule must have pairs.
     pairs: bool,
 }
@@ -72,7 +77,6 @@ impl PipelineChoicesKey {
             divides: d.micro_batches.is_multiple_of(d.pp),
             fills: d.micro_batches >= 2 * d.pp,
             halves: d.micro_batches.is_multiple_of(2),
-            fused_loss: d.fused_loss,
             pairs: d.moe_overlap == MoeOverlap::Pair,
         }
     }
@@ -134,7 +138,7 @@ impl<'a> Space<'a> {
         let of_context = |d: &Decisions| {
             let sizes = (d.micro_batch, d.micro_batches, d.cp_style, d.cp_ulysses);
             let unsearched = (d.recompute_group, d.dp_reduction, d.dp_bucket_mib, d.aux_scope);
-            (sizes, unsearched, d.sequence_parallel, d.fused_loss, d.post_validation)
+            (sizes, unsearched, d.sequence_parallel, d.post_validation)
         };
         let of_experts = |d: &Decisions| (d.ep, d.etp, d.moe_overlap, d.moe_overlap_degree);
         let mut degrees = self.open_degrees();
@@ -148,8 +152,9 @@ impl<'a> Space<'a> {
         let mut layouts = splits.filter(|layout| of_experts(layout) == of_experts(d));
         layouts.any(|decisions| {
             let choices = self.choices(&ParallelLayout { decisions });
-            let has_schedule = |(schedule, vpp, vocabs): &(ScheduleName, u64, Vec<Vocab>)| {
-                (*schedule, *vpp) == (d.schedule, d.vpp) && vocabs.contains(&d.vocab)
+            let has_schedule = |(schedule, vpp, all): &(ScheduleName, u64, Vec<VocabChoice>)| {
+                let same = (*schedule, *vpp) == (d.schedule, d.vpp);
+                same && all.contains(&(d.vocab, d.fused_loss))
             };
             // A plan with uniform recomputation may have been found as a split of layers.
             let has_recompute = choices.recompute.contains(&d.recompute)
@@ -200,7 +205,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<Vocab>)> {
+    fn schedules(&self, d: &Decisions) -> Vec<(ScheduleName, u64, Vec<VocabChoice>)> {
         let r = self.restrictions;
         let mut found = vec![];
         let mut known = r.schedule.among(&ScheduleName::ALL);
@@ -255,21 +260,25 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Vocabulary placements of a schedule. `first_last`, Megatron's baseline, needs equal chunks.
-    fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<Vocab> {
+    /// Vocabulary placements of a schedule, with the loss fused or not. `first_last`, Megatron's
+    /// baseline, needs equal chunks.
+    fn vocabs(&self, schedule: ScheduleName, vpp: u64, d: &Decisions) -> Vec<VocabChoice> {
         let plain = schedule == ScheduleName::OneFOneB;
         let hosts_passes = (plain || !schedule.is_whole() && schedule.takes_vocab()) && d.pp > 1;
         let layout = schedule.layout(vpp as usize);
         let stages = layout.stages(d.pp as usize, vpp as usize);
         let equal = vpp == 1 || self.model.layers.is_multiple_of(stages);
-        let possible = |vocab: &Vocab| {
+        let possible = |(vocab, fused_loss): &VocabChoice| {
             let over = vocab.over_pipeline();
             let hosts = if *vocab == Vocab::Interlaced { plain && d.pp > 1 } else { hosts_passes };
-            self.obeys(Rule::VocabLoss, !over || !(d.post_validation || d.fused_loss))
+            self.obeys(Rule::VocabLoss, !over || !(d.post_validation || *fused_loss))
                 && self.obeys(Rule::VocabEqual, *vocab != Vocab::FirstLast || equal)
                 && self.obeys(Rule::VocabSchedule, !over || hosts)
         };
-        self.restrictions.vocab.among(Vocab::ALL).into_iter().filter(possible).collect()
+        let losses = self.restrictions.fused_loss.among(&[false, true]);
+        let all = self.restrictions.vocab.among(Vocab::ALL).into_iter();
+        let all = all.flat_map(|vocab| losses.iter().map(move |&fused_loss| (vocab, fused_loss)));
+        all.filter(possible).collect()
     }
 
     /// ZeRO stages with the sizes of their shard groups: 1 for stage 0, for the others any divisor

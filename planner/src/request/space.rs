@@ -249,21 +249,12 @@ impl<'a> Space<'a> {
     }
 
     /// Contexts with given degrees, whose micro-batch size is open: context-parallel styles,
-    /// sequence parallelism on and off, the loss fused or not.
+    /// sequence parallelism on and off.
     pub fn context_styles(&self, d: &Decisions) -> Vec<Decisions> {
         let mut found = vec![];
-        let fused = self.restrictions.fused_loss.among(&[false, true]);
         for (cp_style, cp_ulysses) in self.styles(d) {
             for sequence_parallel in self.sequence_parallel(d) {
-                for &fused_loss in &fused {
-                    found.push(Decisions {
-                        cp_style,
-                        cp_ulysses,
-                        sequence_parallel,
-                        fused_loss,
-                        ..d.clone()
-                    });
-                }
+                found.push(Decisions { cp_style, cp_ulysses, sequence_parallel, ..d.clone() });
             }
         }
         found

@@ -23,9 +23,9 @@ pub(in crate::search) struct Context {
     pub each: u64,
 }
 
-/// Number format, degrees that split a micro-batch, sequence parallelism and fused loss, and
-/// sequences in a micro-batch.
-type PricedBy = (Dtype, u64, u64, CpStyle, u64, [bool; 2], u64);
+/// Number format, degrees that split a micro-batch, sequence parallelism, and sequences in a
+/// micro-batch.
+type PricedBy = (Dtype, u64, u64, CpStyle, u64, bool, u64);
 
 impl Context {
     /// Number of combinations.
@@ -37,8 +37,8 @@ impl Context {
     /// it.
     pub fn priced_by(&self) -> PricedBy {
         let d = &self.template;
-        let switches = [d.sequence_parallel, d.fused_loss];
-        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, switches, self.micro_batch)
+        let sequence_parallel = d.sequence_parallel;
+        (d.dtype, d.tp, d.cp, d.cp_style, d.cp_ulysses, sequence_parallel, self.micro_batch)
     }
 
     /// The decisions, without the degrees of the experts.

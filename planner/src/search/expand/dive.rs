@@ -10,7 +10,7 @@ use crate::bounds::states::StateView;
 use crate::bounds::workload::MicroBatchCost;
 use models::decisions::Decisions;
 use models::schedule::ScheduleName;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Pipelines that a dive bounds with the recomputation that memory makes necessary. With 8, fewer
 /// dives fit into a second: see docs/decisions/040.
@@ -49,38 +49,47 @@ impl Worker<'_> {
                 _ => parts.push(node.clone()),
             }
         }
-        let node = loop {
+        let (node, fused_loss) = loop {
             let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
-            let least = promising.min_by(|a, b| a.0.total_cmp(&b.0));
-            let follows = |(promise_s, _): &(f64, _)| {
+            let least = promising.min_by(|a, b| a.0.0.total_cmp(&b.0.0));
+            let follows = |((promise_s, _), _): &((f64, _), _)| {
                 (promise_s.is_finite() || tight == Tight::Followed) && !self.task.is_stopped()
             };
-            let Some((_, least)) = least.filter(follows) else { return Expansion::default() };
+            let Some(((_, fused_loss), least)) = least.filter(follows) else {
+                return Expansion::default();
+            };
             parts = match &least.stage {
                 Stage::ParallelLayout(group) if group.splits.len() > 1 => {
                     self.single_layouts(&least, group, best_s).parts
                 }
-                _ => break least,
+                _ => break (least, fused_loss),
             };
         };
         self.with_layout(&node.decisions, |own, parallel| {
             own.most_cuts = CUTS;
-            let expansion = own.price_pipelines(&node, parallel, best_s, breadth);
+            let expansion = own.price_pipelines((&node, fused_loss), parallel, best_s, breadth);
             own.most_cuts = usize::MAX;
             expansion
         })
     }
 
     /// What a dive expects of a part of the space, with overheads, s: the least with 1F1B and a
-    /// usual choice of parameter state.
-    fn promise_s(&mut self, node: &SearchNode) -> f64 {
+    /// usual choice of parameter state; and whether the loss is fused then.
+    fn promise_s(&mut self, node: &SearchNode) -> (f64, bool) {
         let d = Decisions { schedule: ScheduleName::OneFOneB, vpp: 1, ..node.decisions.clone() };
         let choices = self.choices(&d);
         let layer_costs = self.cache.layer_costs(&d);
         let work = MicroBatchCost::new(&self.cache, &d, &layer_costs);
+        let vocabs = || choices.schedules.iter().flat_map(|(.., vocabs)| vocabs);
+        let is_open = |fused_loss: &bool| vocabs().any(|(_, other)| other == fused_loss);
+        let works = [false, true].into_iter().filter(is_open).map(|fused_loss| {
+            let vocabulary = self.cache.vocabulary(&Decisions { fused_loss, ..d.clone() });
+            (work.with_vocabulary(&vocabulary), fused_loss)
+        });
+        let works: Vec<_> = works.collect();
         let spec = self.bare_spec(&self.no_transfer, &d);
         let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
-        let mut least_s = f64::INFINITY;
+        let mut least = (f64::INFINITY, works.first().is_some_and(|(_, fused_loss)| *fused_loss));
         let by_stage: Vec<_> = choices.shards.chunk_by(|a, b| a.0 == b.0).collect();
         let (leanest, others) = (by_stage.last(), by_stage.iter().take(2));
         for shards in leanest.into_iter().chain(others) {
@@ -92,10 +101,16 @@ impl Worker<'_> {
                 let d = Decisions { zero_stage, dp_shard, rank_order, offload, ..d.clone() };
                 StateView::new(&self.cache, &d, &layer_costs.params)
             });
-            let expected_s = views.map(|view| self.expected_s(&spec, &work, &view));
-            least_s = expected_s.fold(least_s, f64::min);
+            for view in views {
+                for (work, fused_loss) in &works {
+                    let expected_s = self.expected_s(&spec, work, &view);
+                    if expected_s < least.0 {
+                        least = (expected_s, *fused_loss);
+                    }
+                }
+            }
         }
-        least_s
+        least
     }
 
     /// What a dive expects of a choice of parameter state, with overheads, s: its bound with the
@@ -116,17 +131,18 @@ impl Worker<'_> {
         self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
     }
 
-    /// Prices the pipelines of a layout that have the least bounds, at least one of them with one
-    /// chunk a rank and one with several. Orders of passes that take long to generate are left out.
+    /// Prices the pipelines of a layout that have the least bounds with this loss, at least one of
+    /// them with one chunk a rank and one with several. Orders of passes that take long to generate are left out.
     fn price_pipelines(
         &mut self,
-        node: &SearchNode,
+        (node, fused_loss): (&SearchNode, bool),
         parallel: &mut LayoutView,
         best_s: f64,
         breadth: usize,
     ) -> Expansion {
         let all = self.pipeline_choices(&parallel.choices, &node.decisions);
         let all = all.into_iter().map(|choice| choice.of(&node.decisions));
+        let all = all.filter(|d| d.fused_loss == fused_loss);
         let soon = |d: &Decisions| {
             let passes = d.pp * d.vpp * d.micro_batches;
             let known = !d.vocab.over_pipeline();
@@ -185,7 +201,7 @@ impl Worker<'_> {
         expansion: &mut Expansion,
     ) {
         let (spec, work) = self.spec(parallel, &node.decisions);
-        let states = Rc::clone(&parallel.states);
+        let states = Arc::clone(&parallel.states);
         let all = states.views().map(|view| (self.expected_s(&spec, &work, view), view));
         let mut views: Vec<_> = all.filter(|(expected_s, _)| expected_s.is_finite()).collect();
         views.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -17,7 +17,6 @@ use crate::pricing::pipelines::PipelineKey;
 use crate::request::space::ExpertSplit;
 use crate::simulate::CriticalPath;
 use models::decisions::Decisions;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// How far a part of the space is decided that is open over every cut.
@@ -85,7 +84,7 @@ impl Worker<'_> {
         let d = &waiting.decisions;
         let bound_s = self.with_layout(d, |own, parallel| {
             let (spec, work) = own.spec(parallel, d);
-            let states = Rc::clone(&parallel.states);
+            let states = Arc::clone(&parallel.states);
             let budget = own.budget_bytes(&spec, &work, &states.least);
             let state = (&states.least, budget);
             own.whole_layers_s(parallel, (&spec, &work), state, (waiting.bound_s, best_s))
@@ -96,7 +95,7 @@ impl Worker<'_> {
     /// Configurations of a pipeline that may take less than `best_s`.
     fn open_states(&mut self, pipeline: &SearchNode, best_s: f64) -> Vec<SearchNode> {
         self.with_layout(&pipeline.decisions, |own, parallel| {
-            let states = Rc::clone(&parallel.states);
+            let states = Arc::clone(&parallel.states);
             let of = |view: &StateView| {
                 let d = view.of(&pipeline.decisions);
                 let bound_s =

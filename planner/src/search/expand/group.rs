@@ -235,7 +235,7 @@ mod tests {
             let restrictions = Restrictions::parse(&settings).expect("they are valid");
             let task =
                 Task { ignore_memory: true, ..Task::new(&model, &cluster, gpus, &restrictions) };
-            let mut worker = Worker::new(&task, Arc::default());
+            let mut worker = Worker::new(&task, &Arc::default());
             let space = task.space();
             for context in space.contexts().into_iter().step_by(7) {
                 let d = context.decisions;

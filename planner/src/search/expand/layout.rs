@@ -6,30 +6,34 @@ use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::States;
 use crate::bounds::workload::MicroBatchCost;
 use crate::partition::VocabWay;
-use crate::pricing::cost_cache::LayerCosts;
+use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{self, P2pTransfer};
-use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
+use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey, VocabChoice};
 use crate::request::space::ParallelLayout;
 use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A parallel layout with the inputs of its pipelines' bounds.
 pub(super) struct LayoutView {
     pub(super) choices: Rc<PipelineChoices>,
     pub(super) layer_costs: Rc<LayerCosts>,
-    pub(super) work: Rc<MicroBatchCost>,
-    pub(super) states: Rc<States>,
+    /// One micro-batch whose loss is not fused with the output layer.
+    pub(super) work: Arc<MicroBatchCost>,
+    /// The same with a fused loss.
+    fused: Option<Arc<MicroBatchCost>>,
+    pub(super) states: Arc<States>,
     /// Lower bounds on the transfers between neighbouring ranks over all rank orders.
     pub(super) transfers: Rc<P2pTransfer>,
     /// Upper bound on these transfers, s.
     pub(super) most_transfer_s: f64,
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
-    pub(super) passes: HashMap<Vocab, (Rc<MicroBatchCost>, VocabWay)>,
+    pub(super) passes: HashMap<Vocab, (Arc<MicroBatchCost>, VocabWay)>,
     /// The choices of parameter state that fit, the least first.
     pub(super) fitting: HashMap<FittingKey, Rc<[FittingState]>>,
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
@@ -38,9 +42,9 @@ pub(super) struct LayoutView {
     pub(super) any_order_s: HashMap<AnyOrder, (f64, f64)>,
 }
 
-/// Cut list, stage layout, chunks, vocabulary placement, recomputation and whether the backward is
-/// split: what a bound for any order of passes depends on within a layout.
-type AnyOrder = (CutList, StageLayout, usize, Vocab, RecomputePolicy, bool);
+/// Cut list, stage layout, chunks, vocabulary placement and loss, recomputation and whether the
+/// backward is split: what a bound for any order of passes depends on within a layout.
+type AnyOrder = (CutList, StageLayout, usize, VocabChoice, RecomputePolicy, bool);
 
 /// What the bounds of [`FittingState`] depend on within a layout: whether all micro-batches share
 /// one communication, the vocabulary passes beside which layers are slower, recomputation, copies
@@ -66,7 +70,6 @@ pub(super) struct LayoutKey {
     micro_batch: u64,
     cp_style: CpStyle,
     sequence_parallel: bool,
-    fused_loss: bool,
     dtype: Dtype,
     overlap: (MoeOverlap, u64),
 }
@@ -78,7 +81,6 @@ impl LayoutKey {
             micro_batch: d.micro_batch,
             cp_style: d.cp_style,
             sequence_parallel: d.sequence_parallel,
-            fused_loss: d.fused_loss,
             dtype: d.dtype,
             overlap: (d.moe_overlap, d.moe_overlap_degree),
         }
@@ -89,6 +91,15 @@ impl LayoutKey {
 const MAX_LAYOUTS: usize = 1 << 10;
 
 impl LayoutView {
+    /// One micro-batch of a pipeline without vocabulary passes.
+    pub(super) fn work_of(&mut self, cache: &CostCache<'_>, d: &Decisions) -> Arc<MicroBatchCost> {
+        if !d.fused_loss {
+            return Arc::clone(&self.work);
+        }
+        let of = || Arc::new(self.work.with_vocabulary(&cache.vocabulary(d)));
+        Arc::clone(self.fused.get_or_insert_with(of))
+    }
+
     /// The knapsack of what `recompute` allows.
     pub(super) fn knapsack(&mut self, recompute: RecomputePolicy) -> Rc<RecomputeKnapsack> {
         let kinds = &self.work.kinds;
@@ -104,14 +115,14 @@ impl LayoutView {
 pub(super) struct PipelineChoice {
     schedule: ScheduleName,
     vpp: u64,
-    vocab: Vocab,
+    vocab: VocabChoice,
     recompute: RecomputePolicy,
 }
 
 impl PipelineChoice {
     pub(super) fn of(self, d: &Decisions) -> Decisions {
-        let Self { schedule, vpp, vocab, recompute } = self;
-        Decisions { schedule, vpp, vocab, recompute, ..d.clone() }
+        let Self { schedule, vpp, vocab: (vocab, fused_loss), recompute } = self;
+        Decisions { schedule, vpp, vocab, fused_loss, recompute, ..d.clone() }
     }
 }
 
@@ -133,9 +144,10 @@ impl Worker<'_> {
     }
 
     pub(super) fn view(&mut self, d: &Decisions) -> LayoutView {
+        let d = &Decisions { fused_loss: false, ..d.clone() };
         let choices = self.choices(d);
         let layer_costs = self.cache.layer_costs(d);
-        let work = Rc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
+        let work = Arc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
         let states = self.states(d, &choices, &layer_costs);
         let transfers = choices.rank_order.iter().map(|&rank_order| {
             // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
@@ -151,6 +163,7 @@ impl Worker<'_> {
             choices,
             layer_costs,
             work,
+            fused: None,
             states,
             transfers,
             most_transfer_s,
@@ -172,13 +185,14 @@ impl Worker<'_> {
         d: &Decisions,
         choices: &PipelineChoices,
         layer_costs: &LayerCosts,
-    ) -> Rc<States> {
+    ) -> Arc<States> {
         let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
         if let Some(known) = self.states.get(&key) {
-            return Rc::clone(known);
+            return Arc::clone(known);
         }
-        let states = Rc::new(States::new(&self.cache, d, choices, &layer_costs.params));
-        self.states.insert(key, Rc::clone(&states));
+        let make = || States::new(&self.cache, d, choices, &layer_costs.params);
+        let states = self.shared.states.get(key, usize::MAX, make);
+        self.states.insert(key, Arc::clone(&states));
         states
     }
 
@@ -192,11 +206,11 @@ impl Worker<'_> {
         &self,
         parallel: &mut LayoutView,
         d: &Decisions,
-    ) -> (PipelineSpec, Rc<MicroBatchCost>) {
+    ) -> (PipelineSpec, Arc<MicroBatchCost>) {
         let mut spec = self.bare_spec(&parallel.transfers, d);
         spec.most_transfer_s = parallel.most_transfer_s;
         if !d.vocab.over_pipeline() {
-            return (spec, Rc::clone(&parallel.work));
+            return (spec, parallel.work_of(&self.cache, d));
         }
         let (cache, layer_costs, choices) = (&self.cache, &parallel.layer_costs, &parallel.choices);
         let (work, way) = parallel.passes.entry(d.vocab).or_insert_with(|| {
@@ -209,10 +223,10 @@ impl Worker<'_> {
                 way_s: a.way_s.min(b.way_s),
                 passes: a.passes,
             });
-            (Rc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())
+            (Arc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())
         });
         spec.passes = Some(*way);
-        (spec, Rc::clone(work))
+        (spec, Arc::clone(work))
     }
 
     /// The pipelines of the layout `d` that are not dominated.
@@ -225,7 +239,7 @@ impl Worker<'_> {
         let (p, m) = (d.pp as usize, d.micro_batches as usize);
         for (schedule, vpp, vocabs) in &choices.schedules {
             let same = schedule.made_by_hand(p, m, *vpp as usize);
-            let is_open = |vocab: &&Vocab| {
+            let is_open = |vocab: &&VocabChoice| {
                 !is_dominated(choices, *schedule, **vocab)
                     && !is_named_otherwise(choices, same, **vocab)
             };
@@ -251,13 +265,13 @@ pub(super) fn recompute_choices(choices: &PipelineChoices) -> Vec<RecomputePolic
 }
 
 /// Whether another vocabulary placement or schedule does as well: see [`crate::search`].
-fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab) -> bool {
+fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: VocabChoice) -> bool {
     let vocabs = |name: ScheduleName| {
         choices.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
     };
     let here = vocabs(schedule);
-    let freer = here.is_some_and(|vocabs| vocabs.contains(&Vocab::Tensor));
-    if freer && matches!(vocab, Vocab::FirstLast | Vocab::Redistribute) {
+    let freer = here.is_some_and(|vocabs| vocabs.contains(&(Vocab::Tensor, vocab.1)));
+    if freer && matches!(vocab.0, Vocab::FirstLast | Vocab::Redistribute) {
         return true;
     }
     let plain = matches!(schedule, ScheduleName::GPipe | ScheduleName::Naive);
@@ -265,7 +279,11 @@ fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: Vocab)
 }
 
 /// Whether another schedule in the space has the same order of passes: see [`crate::search`].
-fn is_named_otherwise(choices: &PipelineChoices, same: Option<ScheduleName>, vocab: Vocab) -> bool {
+fn is_named_otherwise(
+    choices: &PipelineChoices,
+    same: Option<ScheduleName>,
+    vocab: VocabChoice,
+) -> bool {
     let has = |name| choices.schedules.iter().any(|(s, _, all)| *s == name && all.contains(&vocab));
-    !vocab.over_pipeline() && same.is_some_and(has)
+    !vocab.0.over_pipeline() && same.is_some_and(has)
 }

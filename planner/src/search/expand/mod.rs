@@ -7,6 +7,7 @@ pub(super) mod group;
 mod layout;
 mod pipeline_bounds;
 mod place;
+mod shared;
 mod states;
 
 pub(in crate::search) use context::Context;
@@ -15,6 +16,7 @@ use every_cut::EveryCutStage;
 use group::Group;
 use layout::{LayoutKey, LayoutView};
 use pipeline_bounds::BoundSource;
+pub(in crate::search) use shared::Shared;
 use states::StateBounds;
 
 use super::Candidate;
@@ -24,9 +26,9 @@ use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::{Scratch, ilp};
-use crate::pricing::cost_cache::{CostCache, LayerCostsKey};
+use crate::pricing::cost_cache::CostCache;
 use crate::pricing::listed_cuts::{CutList, few_cuts};
-use crate::pricing::pipelines::{PipelineKey, Pipelines};
+use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::stage_transfers::P2pTransfer;
 use crate::request::Task;
 use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
@@ -151,9 +153,6 @@ type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 /// the pipeline: all that candidates under any order of passes depend on.
 type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
 
-/// Entries kept of [`Worker::least_work`], half a kilobyte each.
-const MAX_LEAST_WORKS: usize = 1 << 16;
-
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
     task: &'a Task<'a>,
@@ -161,18 +160,17 @@ pub(super) struct Worker<'a> {
     pub cache: CostCache<'a>,
     pub scratch: Scratch,
     no_transfer: Rc<P2pTransfer>,
-    states: HashMap<StatesKey, Rc<States>>,
+    shared: Arc<Shared>,
+    states: HashMap<StatesKey, Arc<States>>,
     /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
     /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
     candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
     any_order_candidates: HashMap<AnyOrderKey, Rc<ListedCuts>>,
     choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
-    /// By cost key of the first split, number of splits and whether there are several stages.
-    least_works: HashMap<(LayerCostsKey, usize, bool), Rc<MicroBatchCost>>,
     layouts: HashMap<LayoutKey, LayoutView>,
     /// The pipelines priced last, without their parameter state: see [`Worker::stated`].
-    last_specs: Vec<(Decisions, PipelineSpec, Rc<MicroBatchCost>)>,
+    last_specs: Vec<(Decisions, PipelineSpec, Arc<MicroBatchCost>)>,
     /// Work left for the integer programs of the current search node.
     work: u64,
     /// Candidate partitions that are priced at most of one configuration.
@@ -180,8 +178,10 @@ pub(super) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>) -> Self {
+    pub fn new(task: &'a Task<'a>, shared: &Arc<Shared>) -> Self {
+        let pipelines = Arc::clone(&shared.pipelines);
         Self {
+            shared: Arc::clone(shared),
             task,
             space: task.space(),
             cache: CostCache::new(task.model, task.cluster, task.gpus).sharing(pipelines),
@@ -192,7 +192,6 @@ impl<'a> Worker<'a> {
             candidates: HashMap::default(),
             any_order_candidates: HashMap::default(),
             choices: HashMap::default(),
-            least_works: HashMap::default(),
             layouts: HashMap::default(),
             last_specs: vec![],
             work: u64::MAX,
@@ -329,27 +328,19 @@ impl<'a> Worker<'a> {
     /// The componentwise minimum of the micro-batch costs of a layout `d` over `splits`, which
     /// differ only in how the all-to-all is overlapped. Layouts that differ only in pipeline and
     /// replicas share it.
-    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Rc<MicroBatchCost> {
+    fn least_work(&mut self, d: &Decisions, splits: &[ExpertSplit]) -> Arc<MicroBatchCost> {
         if splits.len() == 1 {
-            return Rc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        }
-        let key = (self.cache.layer_costs_key(d), splits.len(), d.pp > 1);
-        if let Some(known) = self.least_works.get(&key) {
-            return Rc::clone(known);
+            return Arc::new(MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
         }
         let of = |split: &ExpertSplit| {
             let d = split.of(d);
             MicroBatchCost::new(&self.cache, &d, &self.cache.price_of(&d))
         };
-        let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
-        let least = least
-            .unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)));
-        if self.least_works.len() >= MAX_LEAST_WORKS {
-            self.least_works.clear();
-        }
-        let least = Rc::new(least);
-        self.least_works.insert(key, Rc::clone(&least));
-        least
+        let least = || {
+            let least = splits.iter().map(of).reduce(|a, b| a.least(&b));
+            least.unwrap_or_else(|| MicroBatchCost::new(&self.cache, d, &self.cache.layer_costs(d)))
+        };
+        self.shared.least_work((self.cache.layer_costs_key(d), splits.len(), d.pp > 1), least)
     }
 
     /// Factor on the incumbent's time up to which candidate partitions are kept as starts for local

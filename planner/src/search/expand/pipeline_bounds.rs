@@ -14,6 +14,7 @@ use crate::pricing::listed_cuts::CutList;
 use models::decisions::{Decisions, Offload, RecomputePolicy};
 use models::schedule::ScheduleName;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Lower bound on a pipeline, with overheads, s.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +170,7 @@ impl Worker<'_> {
         (budget, enough_s): (f64, f64),
     ) -> f64 {
         let PipelineInputs { spec, work, slack, .. } = inputs;
-        let states = Rc::clone(&parallel.states);
+        let states = Arc::clone(&parallel.states);
         let knapsack = parallel.knapsack(spec.recompute);
         let key = (
             spec.schedule == ScheduleName::LoopedBfs,
@@ -213,9 +214,9 @@ impl Worker<'_> {
         put_off: bool,
     ) -> PipelineBound {
         let (spec, work) = self.spec(parallel, d);
-        let states = Rc::clone(&parallel.states);
+        let states = Arc::clone(&parallel.states);
         if !spec.is_known_without_order() {
-            let bound_s = self.any_order_s(parallel, &spec, &work, near_s);
+            let bound_s = self.any_order_s(parallel, (&spec, d.fused_loss), &work, near_s);
             if bound_s >= near_s || put_off {
                 let source =
                     if bound_s < near_s { BoundSource::AnyOrder } else { BoundSource::Degrees };
@@ -235,11 +236,11 @@ impl Worker<'_> {
     fn any_order_s(
         &mut self,
         parallel: &mut LayoutView,
-        spec: &PipelineSpec,
+        (spec, fused_loss): (&PipelineSpec, bool),
         work: &MicroBatchCost,
         limit_s: f64,
     ) -> f64 {
-        let state = &Rc::clone(&parallel.states).least;
+        let state = &Arc::clone(&parallel.states).least;
         let budget_bytes = self.budget_bytes(spec, work, state);
         let Some(list) = CutList::of(spec.vocab, spec.chunks as u64) else {
             let bound = PartitionBound::new(spec, work, state, &self.cache.layers, budget_bytes);
@@ -247,7 +248,8 @@ impl Worker<'_> {
         };
         let candidates = self.any_order_candidates(list, spec);
         let splits = spec.splits_backward();
-        let key = (list, spec.layout(), spec.chunks, spec.vocab, spec.recompute, splits);
+        let vocab = (spec.vocab, fused_loss);
+        let key = (list, spec.layout(), spec.chunks, vocab, spec.recompute, splits);
         if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {

@@ -16,7 +16,7 @@ use crate::pricing::vocab_times::placed_by_times;
 use crate::search::partition_candidates::{BestListed, Limits};
 use crate::simulate::CriticalPath;
 use models::decisions::{Decisions, RankOrder};
-use std::rc::Rc;
+use std::sync::Arc;
 
 impl Expansion {
     /// Records the effort of integer programs of one configuration, and the chains they found.
@@ -47,23 +47,23 @@ impl Worker<'_> {
         &mut self,
         d: &Decisions,
         view: &StateView,
-        parallel: &LayoutView,
-    ) -> (PipelineSpec, Rc<MicroBatchCost>, MicroBatchCost) {
+        parallel: &mut LayoutView,
+    ) -> (PipelineSpec, Arc<MicroBatchCost>, MicroBatchCost) {
         let pipeline =
             Decisions { zero_stage: 0, dp_shard: 1, offload: d.offload.of_layers(), ..d.clone() };
         let known = self.last_specs.iter().find(|(of, ..)| *of == pipeline);
         let (spec, plain) = match known {
-            Some((_, spec, plain)) => (spec.clone(), Rc::clone(plain)),
+            Some((_, spec, plain)) => (spec.clone(), Arc::clone(plain)),
             None => {
                 let spec = PipelineSpec::new(&self.cache, d, &parallel.layer_costs);
                 let plain = match d.vocab.over_pipeline() || !is_usual(d) {
-                    true => Rc::new(self.own_work(d, parallel)),
-                    false => Rc::clone(&parallel.work),
+                    true => Arc::new(self.own_work(d, parallel)),
+                    false => parallel.work_of(&self.cache, d),
                 };
                 if self.last_specs.len() == LAST_SPECS {
                     self.last_specs.clear();
                 }
-                self.last_specs.push((pipeline, spec.clone(), Rc::clone(&plain)));
+                self.last_specs.push((pipeline, spec.clone(), Arc::clone(&plain)));
                 (spec, plain)
             }
         };
@@ -72,9 +72,12 @@ impl Worker<'_> {
     }
 
     /// One micro-batch under `d` with its own rank order, on which the all-to-all depends.
-    pub(super) fn own_work(&self, d: &Decisions, parallel: &LayoutView) -> MicroBatchCost {
+    pub(super) fn own_work(&self, d: &Decisions, parallel: &mut LayoutView) -> MicroBatchCost {
         match is_usual(d) {
-            true => MicroBatchCost::of(&self.cache, d, &parallel.layer_costs),
+            true => {
+                let work = parallel.work_of(&self.cache, d);
+                work.with_passes(&self.cache, d, &parallel.layer_costs)
+            }
             false => MicroBatchCost::of(&self.cache, d, &self.cache.layer_costs(d)),
         }
     }
@@ -99,7 +102,7 @@ impl Worker<'_> {
         &mut self,
         d: Decisions,
         view: &StateView,
-        parallel: &LayoutView,
+        parallel: &mut LayoutView,
         (bound_s, best_s): (f64, f64),
         expansion: &mut Expansion,
     ) {

@@ -8,7 +8,6 @@ use crate::bounds::closed;
 use crate::bounds::states::{ShardGroup, StateView};
 use crate::pricing::listed_cuts::CutList;
 use models::decisions::Decisions;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// The choices of parameter state of a pipeline that are open; `None` before they are bounded.
@@ -52,7 +51,7 @@ impl Worker<'_> {
         parallel: &mut LayoutView,
         best_s: f64,
     ) -> Expansion {
-        let states = Rc::clone(&parallel.states);
+        let states = Arc::clone(&parallel.states);
         let mut expansion = Expansion::default();
         let mut open = match known {
             Some(known) => known.to_vec(),
@@ -109,11 +108,11 @@ impl Worker<'_> {
         best_s: f64,
     ) -> Vec<StateBound> {
         let (spec, usual) = self.spec(parallel, &node.decisions);
-        let other = |view: &StateView| {
+        let mut other = |view: &StateView| {
             let d = view.of(&node.decisions);
-            (!is_usual(&d)).then(|| Rc::new(self.own_work(&d, parallel)))
+            (!is_usual(&d)).then(|| self.own_work(&d, parallel))
         };
-        let others = groups.iter().map(|group| &group.least).find_map(other);
+        let others = groups.iter().map(|group| &group.least).find_map(&mut other);
         let bound_s = |view: &StateView| {
             let own = others.as_ref().filter(|_| !is_usual(&view.of(&node.decisions)));
             self.state_s(&spec, own.unwrap_or(&usual), view).max(node.bound_s)
@@ -139,7 +138,7 @@ impl Worker<'_> {
         open: &mut [StateBound],
         state: StateBound,
         group: &ShardGroup,
-        (d, parallel): (&Decisions, &LayoutView),
+        (d, parallel): (&Decisions, &mut LayoutView),
         bar_s: f64,
     ) {
         let (rates, own) = (Source::Rates, state.at.0);
@@ -161,7 +160,7 @@ impl Worker<'_> {
         &mut self,
         d: &Decisions,
         view: &StateView,
-        parallel: &LayoutView,
+        parallel: &mut LayoutView,
         limit_s: f64,
     ) -> Option<f64> {
         let (spec, plain, work) = self.stated(d, view, parallel);

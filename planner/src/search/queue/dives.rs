@@ -81,21 +81,19 @@ impl Run<'_> {
         found
     }
 
-    /// Of some contexts, the one with the least bound of each micro-batch size, with the loss fused
-    /// and not, for some sizes from the smallest to the largest.
+    /// Of some contexts, the one with the least bound of each micro-batch size, for some sizes from
+    /// the smallest to the largest.
     fn by_micro_batch(&self, group: &[usize]) -> Vec<usize> {
-        let mut least: BTreeMap<u64, [Option<usize>; 2]> = BTreeMap::new();
+        let mut least: BTreeMap<u64, usize> = BTreeMap::new();
         for &at in group {
-            let context = &self.contexts[at];
-            let by_loss = least.entry(context.micro_batch).or_default();
-            by_loss[usize::from(context.template.fused_loss)].get_or_insert(at);
+            least.entry(self.contexts[at].micro_batch).or_insert(at);
         }
         let least: Vec<_> = least.into_values().collect();
         let most = if self.task.model.moe.is_some() { 3 } else { MICRO_BATCHES };
         let mut spaced: Vec<usize> =
             (0..most).map(|n| n * (least.len() - 1) / (most - 1)).collect();
         spaced.dedup();
-        spaced.into_iter().flat_map(|index| least[index]).flatten().collect()
+        spaced.into_iter().map(|index| least[index]).collect()
     }
 
     /// Dives into groups of contexts that may be faster than the incumbent; by group, the time

@@ -25,7 +25,7 @@ impl Run<'_> {
         let most_work = self.programs.work.saturating_add(task.every_cut_work);
         let first_work = task.every_cut_work / FIRST_SHARE;
         self.most_paths = MAX_PATHS;
-        let pipelines = Arc::clone(&self.pipelines);
+        let shared = Arc::clone(&self.shared);
         let contexts = Arc::clone(&self.contexts);
         for (context, bound_s) in contexts.iter().zip(self.contexts_s.clone()) {
             if bound_s < self.best_s {
@@ -33,7 +33,7 @@ impl Run<'_> {
             }
         }
         std::thread::scope(|scope| {
-            let mut team = Team::new(scope, task, &pipelines, threads);
+            let mut team = Team::new(scope, task, &shared, threads);
             let goes_on = |run: &Self| !task.is_stopped() && run.programs.work < most_work;
             let bounding = |run: &Self| (goes_on(run) && !run.needs_programs()).then_some(0);
             self.expand_while(&mut team, bounding, progress);

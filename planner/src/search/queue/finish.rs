@@ -6,7 +6,6 @@ use super::super::expand::{SLACK, Worker};
 use super::{CLIMBING, Progress, Run};
 use crate::request::Task;
 use models::decisions::{Decisions, RankOrder};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 impl Run<'_> {
@@ -22,8 +21,8 @@ impl Run<'_> {
         let groups = by_pipeline(near);
         let task = Task { until: self.task.until.share(CLIMBING), ..self.task.clone() };
         let (next, task) = (AtomicUsize::new(0), &task);
-        let work = |pipelines| {
-            let (mut worker, mut found) = (Worker::new(task, pipelines), vec![]);
+        let work = || {
+            let (mut worker, mut found) = (Worker::new(task, &self.shared), vec![]);
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 let Some(group) = groups.get(index) else { break found };
@@ -31,7 +30,7 @@ impl Run<'_> {
             }
         };
         let found: Vec<(usize, Candidate)> = std::thread::scope(|scope| {
-            let start = |_| scope.spawn(|| work(Arc::clone(&self.pipelines)));
+            let start = |_| scope.spawn(work);
             let threads: Vec<_> = (0..threads.min(groups.len())).map(start).collect();
             let joined = threads.into_iter().map(|thread| match thread.join() {
                 Ok(found) => found,

@@ -8,11 +8,10 @@ mod finish;
 pub(super) mod lean;
 mod team;
 
-use super::expand::{Context, Expansion, Paths, SearchNode, Worker};
+use super::expand::{Context, Expansion, Paths, SearchNode, Shared, Worker};
 use super::{Candidate, Effort, Found, Outcome, Progress, Standing};
 use crate::partition::ilp;
 use crate::pricing::cost_cache::CostCache;
-use crate::pricing::pipelines::Pipelines;
 use crate::pricing::priced::Placed;
 use crate::request::Task;
 use crate::request::restrictions::Restrictions;
@@ -60,7 +59,7 @@ pub(super) fn run(task: &Task<'_>, progress: Progress<'_>) -> Outcome {
 
 /// The load of the layers that some rank has in every configuration, with overheads, s.
 pub(super) fn least_load_s(task: &Task<'_>) -> f64 {
-    let worker = Worker::new(task, Arc::default());
+    let worker = Worker::new(task, &Arc::default());
     worker.contexts_s(&contexts::all(task, 1).0).into_iter().fold(f64::INFINITY, f64::min)
 }
 
@@ -68,10 +67,10 @@ fn run_within(task: &Task<'_>, progress: Progress<'_>, corners: Corners) -> Outc
     let begun = Instant::now();
     let expanding = Task { until: task.until.share(EXPANDING), ..task.clone() };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
-    let pipelines = Arc::new(Pipelines::default());
+    let shared = Arc::new(Shared::default());
     std::thread::scope(|scope| {
-        let mut team = Team::new(scope, &expanding, &pipelines, threads);
-        let mut run = Run::new(task, Arc::clone(&pipelines), threads);
+        let mut team = Team::new(scope, &expanding, &shared, threads);
+        let mut run = Run::new(task, Arc::clone(&shared), threads);
         run.bound_contexts(&mut team);
         run.dive(&mut team, expanding.until.share(DIVING));
         if corners == Corners::Yes {
@@ -121,7 +120,7 @@ impl Waiting {
 struct Run<'a> {
     task: &'a Task<'a>,
     begun: Instant,
-    pipelines: Arc<Pipelines>,
+    shared: Arc<Shared>,
     proof: Proof,
     effort: Effort,
     contexts: Arc<[Context]>,
@@ -152,12 +151,12 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(task: &'a Task<'a>, pipelines: Arc<Pipelines>, threads: usize) -> Self {
+    fn new(task: &'a Task<'a>, shared: Arc<Shared>, threads: usize) -> Self {
         let (contexts, family) = contexts::all(task, threads);
         Self {
             task,
             begun: Instant::now(),
-            pipelines,
+            shared,
             proof: Proof { family, ..Proof::default() },
             effort: Effort::default(),
             contexts: Arc::from(contexts),
@@ -341,7 +340,7 @@ impl<'a> Run<'a> {
         self.proof.proven_optimal = self.proof.gap == 0.0;
         self.proof.ilps = self.programs.solves;
         self.effort.ms_per_ilp = self.programs.ms_each();
-        let worker = Worker::new(self.task, Arc::clone(&self.pipelines));
+        let worker = Worker::new(self.task, &self.shared);
         let best = self.best.take().and_then(|(decisions, placed)| {
             let decisions = named_by_result(decisions, &placed, self.task.restrictions);
             let found = Found::new(&worker.cache, decisions, placed)?;

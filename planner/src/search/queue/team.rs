@@ -1,7 +1,6 @@
 //! The threads that expand search nodes.
 
-use super::super::expand::{Context, Expansion, Paths, SearchNode, Tight, Worker};
-use crate::pricing::pipelines::Pipelines;
+use super::super::expand::{Context, Expansion, Paths, SearchNode, Shared, Tight, Worker};
 use crate::request::Task;
 use crate::until::ThreadTime;
 use std::collections::VecDeque;
@@ -55,7 +54,7 @@ impl<'scope> Team<'scope> {
     pub fn new<'env>(
         scope: &'scope Scope<'scope, 'env>,
         task: &'env Task<'env>,
-        pipelines: &Arc<Pipelines>,
+        known: &Arc<Shared>,
         threads: usize,
     ) -> Self {
         let (answer, from) = channel();
@@ -63,10 +62,10 @@ impl<'scope> Team<'scope> {
         for _ in 0..threads {
             let (own, work) = channel();
             let answer = answer.clone();
-            let shared = Arc::clone(pipelines);
+            let shared = Arc::clone(known);
             handles.push(scope.spawn(move || {
                 let begun = ThreadTime::now();
-                serve(task, shared, &work, &answer);
+                serve(task, &shared, &work, &answer);
                 task.until.count(begun);
             }));
             to.push(own);
@@ -132,11 +131,11 @@ impl Team<'_> {
 
 fn serve(
     task: &Task<'_>,
-    pipelines: Arc<Pipelines>,
+    shared: &Arc<Shared>,
     work: &Receiver<SentBatch>,
     answer: &Sender<(usize, Answers)>,
 ) {
-    let mut worker = Worker::new(task, pipelines);
+    let mut worker = Worker::new(task, shared);
     for (number, batch, next) in work {
         // One message per batch: waking the receiver takes longer than many a piece.
         let mut answers = vec![];
