@@ -107,8 +107,17 @@ impl StateView {
         let update_s = |params: LocalParams| state.optimizer_s(params * MANY) / MANY;
         let software = &cache.cluster.software;
         let by_kind = |from_stage: u8, time: &dyn Fn(LocalParams) -> f64| {
-            let time = |k| time(k) * software.zero3_slowdown;
-            kinds.iter().map(|&k| if d.zero_stage >= from_stage { time(k) } else { 0.0 }).collect()
+            let mut all: Vec<f64> = Vec::with_capacity(kinds.len());
+            for (index, &kind) in kinds.iter().enumerate() {
+                // Kinds that differ in attention alone have the same parameters.
+                let alike = kinds[..index].iter().position(|other| *other == kind);
+                all.push(match alike {
+                    _ if d.zero_stage < from_stage => 0.0,
+                    Some(other) => all[other],
+                    None => time(kind) * software.zero3_slowdown,
+                });
+            }
+            all
         };
         let layer = kinds.iter().map(|p| p.dense + p.expert).fold(0.0, f64::max);
         let end_s = |dense: f64| {
@@ -146,6 +155,18 @@ impl StateView {
             },
             motion_bytes: layer * state.motion_bytes_a_parameter(d.dtype),
             overlap: software.zero3_overlap,
+        }
+    }
+
+    /// The same choice with other offloading, which changes bytes and updates alone.
+    fn offloading(&self, cache: &CostCache<'_>, d: &Decisions) -> Self {
+        let state = cache.state_cost(d);
+        let rates = |value: &dyn Fn(LocalParams) -> f64| [value(DENSE), value(EXPERT)];
+        Self {
+            offload: d.offload,
+            bytes: rates(&|one| state.memory(one).device_bytes()),
+            update_s: rates(&|one| state.optimizer_s(one * MANY) / MANY),
+            ..self.clone()
         }
     }
 
@@ -319,13 +340,21 @@ impl States {
         let mut groups = vec![];
         for &rank_order in &choices.rank_order {
             for shards in choices.shards.chunk_by(|a, b| a.0 == b.0) {
+                let mut first: Vec<StateView> = vec![];
                 for &offload in &choices.offload {
-                    let view = |&(zero_stage, dp_shard): &(u8, u64)| {
+                    let view = |(index, &(zero_stage, dp_shard)): (usize, &(u8, u64))| {
                         let d =
                             Decisions { rank_order, zero_stage, dp_shard, offload, ..d.clone() };
-                        StateView::new(cache, &d, kinds)
+                        match first.get(index) {
+                            Some(view) => view.offloading(cache, &d),
+                            None => StateView::new(cache, &d, kinds),
+                        }
                     };
-                    groups.extend(ShardGroup::new(shards.iter().map(view).collect()));
+                    let views: Vec<StateView> = shards.iter().enumerate().map(view).collect();
+                    if first.is_empty() {
+                        first.clone_from(&views);
+                    }
+                    groups.extend(ShardGroup::new(views));
                 }
             }
         }

@@ -222,12 +222,13 @@ impl<'a> CostCache<'a> {
         layer_costs
     }
 
-    /// A lower bound on the layer costs over all splits of the experts. It ignores whether a split
-    /// folds into the layout's ranks, so layouts that differ in pipeline degree and replicas share
-    /// it. Nothing of it is kept: most of what is bounded by it is never looked at again.
+    /// A lower bound on the layer costs over all splits of the experts, without vocabulary layers.
+    /// It ignores whether a split folds into the layout's ranks, so layouts that differ in pipeline
+    /// degree and replicas share it. Nothing of it is kept: most of what is bounded by it is never
+    /// looked at again.
     pub fn floor_layer_costs(&self, d: &Decisions) -> LayerCosts {
         let shape = self.shape(&Decisions { ep: 1, etp: 1, ..d.clone() });
-        let shared = self.price_shared(&shape);
+        let shared = self.shared_with(&shape, VocabCost::default());
         if self.model.moe.is_none() {
             return self.price_with(&shape, &shared);
         }
@@ -340,11 +341,15 @@ impl<'a> CostCache<'a> {
     }
 
     fn price_shared(&self, shape: &Shape) -> Shared {
+        self.shared_with(shape, self.price_vocabulary(shape))
+    }
+
+    fn shared_with(&self, shape: &Shape, vocab: VocabCost) -> Shared {
         let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let bodies = self.bodies(shape);
         let kinds = self.layers.kinds.iter().zip(bodies.iter());
         let pieces = kinds.map(|(&kind, body)| pricer.pieces(kind, shape, body)).collect();
-        Shared { pieces, chunks: RefCell::default(), ends: self.price_ends(shape) }
+        Shared { pieces, chunks: RefCell::default(), ends: self.price_ends(shape, vocab) }
     }
 
     fn attention_chunks(&self, shape: &Shape, shared: &Shared) -> Rc<[AttentionChunks]> {
@@ -379,7 +384,7 @@ impl<'a> CostCache<'a> {
     }
 
     /// Everything of the layer costs but the layers' own times.
-    fn price_ends(&self, shape: &Shape) -> LayerCosts {
+    fn price_ends(&self, shape: &Shape, vocab: VocabCost) -> LayerCosts {
         let kinds = &self.layers.kinds;
         let tokens = shape.split.tokens(self.model) as f64;
         let resident = shape.split.resident_tokens(self.model) as f64;
@@ -392,7 +397,7 @@ impl<'a> CostCache<'a> {
         LayerCosts {
             layer: vec![],
             params,
-            vocab: self.price_vocabulary(shape),
+            vocab,
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,

@@ -103,7 +103,7 @@ impl Worker<'_> {
             parallel.work = self.least_work(d, &group.splits);
         }
         if group.bounds.is_empty() {
-            let bound_s = self.layout_s(parallel, d).max(node.bound_s);
+            let bound_s = self.layout_s(parallel, d, best_s).max(node.bound_s);
             if bound_s >= best_s {
                 return Expansion::cut(node.count);
             }
@@ -245,7 +245,7 @@ mod tests {
                 for layout in worker.layouts_below(&context.node(0.0), f64::INFINITY) {
                     let d = &layout.decisions;
                     let mut parallel = worker.view(d);
-                    let bound_s = worker.layout_s(&mut parallel, d);
+                    let bound_s = worker.layout_s(&mut parallel, d, f64::INFINITY);
                     for pipeline in worker.pipeline_choices(&parallel.choices, d) {
                         let d = pipeline.of(d);
                         let own_s = worker.quick_s(&mut parallel, &d, f64::INFINITY);

@@ -52,15 +52,14 @@ type AnyOrder = (CutList, StageLayout, usize, VocabChoice, RecomputePolicy, bool
 /// count.
 type FittingKey = (bool, Option<Vocab>, RecomputePolicy, usize, bool, bool);
 
-/// A choice of parameter state that fits, with lower bounds on a rank's time.
+/// A choice of parameter state that fits, with a lower bound on a rank's time.
 #[derive(Clone, Copy)]
 pub(super) struct FittingState {
     /// Index into the undominated choices.
     pub(super) at: usize,
-    /// Of the mean of all ranks, with the recomputation that memory makes necessary, s.
-    pub(super) mean_s: f64,
-    /// Of a rank that holds only as many layers of a kind as some rank must, s.
-    pub(super) fullest_s: f64,
+    /// The longer of two: the mean of all ranks, with the recomputation that memory makes
+    /// necessary, and a rank that holds only as many layers of a kind as some rank must, s.
+    pub(super) least_s: f64,
 }
 
 /// Key of a parallel layout.

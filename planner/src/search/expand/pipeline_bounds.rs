@@ -66,22 +66,34 @@ impl Worker<'_> {
     /// layers and transfers. Breadth-first loops are bounded apart, because they alone gather and
     /// reduce once for all micro-batches; of the others those with a split backward have the least
     /// bound.
-    pub(super) fn layout_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
+    pub(super) fn layout_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        enough_s: f64,
+    ) -> f64 {
         let looped = ScheduleName::LoopedBfs;
         let is_open = parallel.choices.schedules.iter().any(|(name, ..)| *name == looped);
-        let looped_s = if is_open { self.like_s(parallel, d, looped) } else { f64::INFINITY };
-        looped_s.min(self.like_s(parallel, d, ScheduleName::ZbV))
+        let looped_s =
+            if is_open { self.like_s(parallel, d, looped, enough_s) } else { f64::INFINITY };
+        looped_s.min(self.like_s(parallel, d, ScheduleName::ZbV, enough_s))
     }
 
     /// Bound of a layout over the pipelines that cost no less than one of this schedule, with
     /// overheads, s.
-    fn like_s(&mut self, parallel: &mut LayoutView, d: &Decisions, schedule: ScheduleName) -> f64 {
+    fn like_s(
+        &mut self,
+        parallel: &mut LayoutView,
+        d: &Decisions,
+        schedule: ScheduleName,
+        enough_s: f64,
+    ) -> f64 {
         let mut policies = recompute_choices(&parallel.choices);
         if d.offload != Offload::Activations {
             // The first recomputes least. With activations on the host it moves most, too.
             policies.truncate(1);
         }
-        let like = |recompute| self.like_with_s(parallel, d, schedule, recompute);
+        let like = |recompute| self.like_with_s(parallel, d, (schedule, recompute), enough_s);
         policies.into_iter().map(like).fold(f64::INFINITY, f64::min)
     }
 
@@ -90,8 +102,8 @@ impl Worker<'_> {
         &mut self,
         parallel: &mut LayoutView,
         d: &Decisions,
-        schedule: ScheduleName,
-        recompute: RecomputePolicy,
+        (schedule, recompute): (ScheduleName, RecomputePolicy),
+        enough_s: f64,
     ) -> f64 {
         // Some schedules have no gaps between passes.
         let bare = self.bare_spec(&self.no_transfer, d);
@@ -100,7 +112,7 @@ impl Worker<'_> {
         let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
         let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(&spec, work, &parallel.states.least);
-        self.cheapest_state_s(parallel, inputs, (budget, f64::INFINITY))
+        self.cheapest_state_s(parallel, inputs, (budget, enough_s))
     }
 
     /// Bound of a pipeline from its degrees and load, with the least cost of parameter state, with
@@ -180,24 +192,37 @@ impl Worker<'_> {
             spec.ends_meet(),
             work.embedding.params > 0.0,
         );
-        let of = || fitting(&states, (spec, work), &knapsack, budget);
-        let fitting = Rc::clone(parallel.fitting.entry(key).or_insert_with(of));
         let vocab_s = spec.m() * spec.passes_s();
-        let least_mean_s = fitting.first().map_or(f64::INFINITY, |state| state.mean_s + vocab_s);
-        let least_mean_s = self.with_overheads_s(least_mean_s / slack);
-        if least_mean_s >= enough_s {
-            return least_mean_s;
+        let fitting = match parallel.fitting.get(&key) {
+            Some(known) => Rc::clone(known),
+            None => {
+                let overheads = states.overheads(work, spec);
+                let added_s = overheads.first().map_or(f64::INFINITY, |least| least.added_s);
+                let load_s = spec.m() * work.load_s() / spec.ranks as f64;
+                let least_s = self.with_overheads_s((load_s + added_s + vocab_s) / slack);
+                if least_s >= enough_s {
+                    return least_s;
+                }
+                let fitting = fitting(&states, &overheads, (spec, work), &knapsack, budget);
+                parallel.fitting.insert(key, Rc::clone(&fitting));
+                fitting
+            }
+        };
+        let all_s = fitting.first().map_or(f64::INFINITY, |state| state.least_s + vocab_s);
+        let all_s = self.with_overheads_s(all_s / slack);
+        if all_s >= enough_s {
+            return all_s;
         }
         let mut least_s = f64::INFINITY;
         for state in fitting.iter() {
-            if state.mean_s + vocab_s >= least_s {
+            if state.least_s + vocab_s >= least_s {
                 break;
             }
             let view = &states.undominated[state.at];
             let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
             let with_state = view.added_to(work, spec);
             let state_s = closed::with_state_s(spec, &with_state, view, spent_s);
-            least_s = least_s.min(state_s.max(state.fullest_s + vocab_s));
+            least_s = least_s.min(state_s.max(state.least_s + vocab_s));
         }
         self.with_overheads_s(least_s / slack)
     }
@@ -327,9 +352,10 @@ impl Worker<'_> {
     }
 }
 
-/// The choices of parameter state that fit on a pipeline, the least mean first.
+/// The choices of parameter state that fit on a pipeline, the least bound first.
 fn fitting(
     states: &States,
+    overheads: &[StateOverhead],
     (spec, work): (&PipelineSpec, &MicroBatchCost),
     knapsack: &RecomputeKnapsack,
     budget: f64,
@@ -340,9 +366,9 @@ fn fitting(
         let passes_s = spec.m() * (work.load_s() + spent_s) / spec.ranks as f64;
         let StateOverhead { at, added_s, fullest_s } = *overhead;
         let fits = closed::least_bytes(spec, work, bytes) <= budget * (1.0 + 1e-9);
-        fits.then_some(FittingState { at, mean_s: passes_s + added_s, fullest_s })
+        fits.then_some(FittingState { at, least_s: fullest_s.max(passes_s + added_s) })
     };
-    let mut all: Vec<_> = states.overheads(work, spec).iter().filter_map(bounded).collect();
-    all.sort_by(|a, b| a.mean_s.total_cmp(&b.mean_s));
+    let mut all: Vec<_> = overheads.iter().filter_map(bounded).collect();
+    all.sort_by(|a, b| a.least_s.total_cmp(&b.least_s));
     Rc::from(all)
 }

@@ -24,8 +24,8 @@ pub(super) fn all(task: &Task<'_>, threads: usize) -> (Vec<Context>, bool) {
     });
     let family = parts.iter().any(|(_, family)| *family);
     let mut contexts: Vec<Context> = parts.into_iter().flat_map(|(contexts, _)| contexts).collect();
-    // Keys are made once for each context.
-    contexts.sort_by_cached_key(Context::priced_by);
+    // Each part is sorted already.
+    contexts.sort_by_key(Context::priced_by);
     (contexts, family)
 }
 
@@ -59,6 +59,8 @@ fn of_degrees(task: &Task<'_>, degrees: &[Decisions]) -> (Vec<Context>, bool) {
             }
         }
     }
+    // Keys are made once for each context.
+    contexts.sort_by_cached_key(Context::priced_by);
     (contexts, family)
 }
 
