@@ -127,7 +127,11 @@ impl<'a> Greedy<'a> {
         while node > 0 {
             let (left, right) = (self.first[2 * node], self.first[2 * node + 1]);
             let later = self.upcoming[right].0 < self.upcoming[left].0;
-            self.first[node] = if later { right } else { left };
+            let first = if later { right } else { left };
+            let before = std::mem::replace(&mut self.first[node], first);
+            if first == before && first != rank {
+                break;
+            }
             node /= 2;
         }
     }
@@ -154,19 +158,24 @@ impl<'a> Greedy<'a> {
     }
 
     fn next_vocab(&self, rank: usize) -> (f64, Next) {
-        let free = self.ranks[rank].free;
-        let start = |kind: usize| {
-            let ready = self.step(rank, kind).map(|(kind, k)| self.vocab_ready(rank, kind, k));
-            let start = ready.reduce(f64::max).map_or(NEVER, |ready| ready.max(free));
-            (start, Next::Vocab(kind))
-        };
+        let RankState { free, vocab: done, .. } = self.ranks[rank];
+        let kinds = 0..self.vocab.kinds().len();
+        let mut first = (NEVER, Next::Vocab(0));
         if self.fused {
             // The last step lacks the first kind, and so on.
-            let first = (0..self.vocab.kinds().len()).find(|&kind| self.is_due(rank, kind));
-            return first.map_or((NEVER, Next::Vocab(0)), start);
+            let Some(kind) = kinds.clone().find(|&kind| self.is_due(rank, kind)) else {
+                return first;
+            };
+            let ready = self.step(rank, kind).map(|(kind, k)| self.vocab_ready(rank, kind, k));
+            return (ready.fold(free, f64::max), Next::Vocab(kind));
         }
-        let each = (0..self.vocab.kinds().len()).rev().map(start);
-        each.min_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((NEVER, Next::Vocab(0)))
+        for kind in kinds.rev().filter(|&kind| self.is_due(rank, kind)) {
+            let start = self.vocab_ready(rank, kind, done[kind]).max(free);
+            if start < first.0 {
+                first = (start, Next::Vocab(kind));
+            }
+        }
+        first
     }
 
     fn is_due(&self, rank: usize, kind: usize) -> bool {
