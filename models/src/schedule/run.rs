@@ -43,6 +43,11 @@ impl Run {
         }
         Ok(Self { ranks })
     }
+
+    /// End of the last pass.
+    pub fn end(&self) -> f64 {
+        self.ranks.iter().filter_map(|own| own.last()).map(|last| last.end).fold(0.0, f64::max)
+    }
 }
 
 fn length(times: PassTimes, kind: PassKind, share: f64) -> f64 {

@@ -34,8 +34,8 @@ pub struct Space<'a> {
 /// parallelism, split of the experts, micro-batch, number format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParallelLayout {
-    /// The decisions; schedule, chunks, vocabulary, recompute, ZeRO, offload and rank order are
-    /// placeholders.
+    /// The decisions; schedule, chunks, vocabulary, loss, recompute, ZeRO, offload and rank order
+    /// are placeholders.
     pub decisions: Decisions,
 }
 

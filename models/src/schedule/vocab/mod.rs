@@ -9,6 +9,7 @@ pub use times::{PassRatios, PassTimes};
 use super::building_block::{Block, PERIOD, repeated, shortened};
 use super::generate::{Counts, one_forward_one_backward, pass, split_backward};
 use super::interleaved_1f1b::rounds;
+use super::run::Run;
 use super::{AutoCosts, Release, ScheduleName, gpipe, looped_bfs, v_half, v_min, zb_auto};
 use super::{Pass, PassKind, Schedule, ScheduleError, StageLayout, VocabPasses};
 use greedy::Greedy;
@@ -199,21 +200,23 @@ fn breadth_first(
 
 /// Inserts vocabulary passes into one of `schedules`. Without known times: into the first one,
 /// whose order leaves room for the barriers, for usual times. With times: into the one that is
-/// shortest for them. As in the reference `T` of one micro-batch runs in one step with `S` of the
-/// next, or, with known times, separately if that is shorter. With several rounds of chunks the
-/// next micro-batch may come much later, and they run separately.
+/// shortest for them, unless the order for usual times is as short. As in the reference `T` of one
+/// micro-batch runs in one step with `S` of the next, or, with known times, separately if that is
+/// shorter. With several rounds of chunks the next micro-batch may come much later, and they run
+/// separately.
 pub(super) fn insert(
     schedules: &[Schedule],
     vocab: VocabPasses,
     times: Option<PassTimes>,
 ) -> Result<Schedule, ScheduleError> {
+    // The first has room for any times.
+    let usual = || {
+        let first = schedules.first()?;
+        Greedy::new(first, vocab, usual_times(first), fusable(first)).run()
+    };
     let no_room = ScheduleError::NoRoom { vocab: vocab.name() };
     let Some(times) = times else {
-        // The first has room for any times.
-        let first = schedules
-            .first()
-            .and_then(|first| Greedy::new(first, vocab, usual_times(first), fusable(first)).run());
-        return first.map(|(_, schedule)| schedule).ok_or(no_room);
+        return usual().map(|(_, schedule)| schedule).ok_or(no_room);
     };
     times.check()?;
     let runs = schedules.iter().flat_map(|schedule| {
@@ -221,7 +224,11 @@ pub(super) fn insert(
         let run = move |&fused: &bool| Greedy::new(schedule, vocab, times, fused).run();
         ways.iter().filter_map(run)
     });
-    let shortest = runs.min_by(|(one, _), (other, _)| one.total_cmp(other));
+    let usual = usual().and_then(|(_, schedule)| {
+        let end = Run::new(&schedule, times).ok()?.end();
+        Some((end, schedule))
+    });
+    let shortest = runs.chain(usual).min_by(|(one, _), (other, _)| one.total_cmp(other));
     shortest.map(|(_, schedule)| schedule).ok_or(no_room)
 }
 

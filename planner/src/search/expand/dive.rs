@@ -52,7 +52,7 @@ impl Worker<'_> {
         let (node, fused_loss) = loop {
             let promising = parts.into_iter().map(|part| (self.promise_s(&part), part));
             let least = promising.min_by(|a, b| a.0.0.total_cmp(&b.0.0));
-            let follows = |((promise_s, _), _): &((f64, _), _)| {
+            let follows = |((promise_s, _), _): &((f64, Option<bool>), SearchNode)| {
                 (promise_s.is_finite() || tight == Tight::Followed) && !self.task.is_stopped()
             };
             let Some(((_, fused_loss), least)) = least.filter(follows) else {
@@ -74,8 +74,8 @@ impl Worker<'_> {
     }
 
     /// What a dive expects of a part of the space, with overheads, s: the least with 1F1B and a
-    /// usual choice of parameter state; and whether the loss is fused then.
-    fn promise_s(&mut self, node: &SearchNode) -> (f64, bool) {
+    /// usual choice of parameter state; and whether the loss is fused then, where there is room.
+    fn promise_s(&mut self, node: &SearchNode) -> (f64, Option<bool>) {
         let d = Decisions { schedule: ScheduleName::OneFOneB, vpp: 1, ..node.decisions.clone() };
         let choices = self.choices(&d);
         let layer_costs = self.cache.layer_costs(&d);
@@ -89,7 +89,7 @@ impl Worker<'_> {
         let works: Vec<_> = works.collect();
         let spec = self.bare_spec(&self.no_transfer, &d);
         let (rank_order, offload) = (choices.rank_order[0], choices.offload[0]);
-        let mut least = (f64::INFINITY, works.first().is_some_and(|(_, fused_loss)| *fused_loss));
+        let mut least = (f64::INFINITY, None);
         let by_stage: Vec<_> = choices.shards.chunk_by(|a, b| a.0 == b.0).collect();
         let (leanest, others) = (by_stage.last(), by_stage.iter().take(2));
         for shards in leanest.into_iter().chain(others) {
@@ -105,7 +105,7 @@ impl Worker<'_> {
                 for (work, fused_loss) in &works {
                     let expected_s = self.expected_s(&spec, work, &view);
                     if expected_s < least.0 {
-                        least = (expected_s, *fused_loss);
+                        least = (expected_s, Some(*fused_loss));
                     }
                 }
             }
@@ -131,18 +131,19 @@ impl Worker<'_> {
         self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))
     }
 
-    /// Prices the pipelines of a layout that have the least bounds with this loss, at least one of
-    /// them with one chunk a rank and one with several. Orders of passes that take long to generate are left out.
+    /// Prices the pipelines of a layout that have the least bounds, with a given loss or any, at
+    /// least one of them with one chunk a rank and one with several. Orders of passes that take
+    /// long to generate are left out.
     fn price_pipelines(
         &mut self,
-        (node, fused_loss): (&SearchNode, bool),
+        (node, fused_loss): (&SearchNode, Option<bool>),
         parallel: &mut LayoutView,
         best_s: f64,
         breadth: usize,
     ) -> Expansion {
         let all = self.pipeline_choices(&parallel.choices, &node.decisions);
         let all = all.into_iter().map(|choice| choice.of(&node.decisions));
-        let all = all.filter(|d| d.fused_loss == fused_loss);
+        let all = all.filter(|d| fused_loss.is_none_or(|fused| d.fused_loss == fused));
         let soon = |d: &Decisions| {
             let passes = d.pp * d.vpp * d.micro_batches;
             let known = !d.vocab.over_pipeline();
