@@ -164,3 +164,61 @@ impl Transfers {
         self.from_s[stage] + self.from_s[first] + after as f64 * 2.0 * spec.gap_s
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pricing::cost_cache::CostCache;
+    use crate::request::Task;
+    use crate::request::restrictions::Restrictions;
+    use models::decisions::Decisions;
+    use models::schedule::ScheduleName;
+
+    /// Transfers inside a host of eight and beyond it differ.
+    #[test]
+    fn sums_along_a_pipeline_are_those_of_its_stages() {
+        let model = models::model::shipped("gpt_1.7b").and_then(Result::ok).expect("it reads");
+        let cluster = models::cluster::shipped("selene").and_then(Result::ok).expect("it reads");
+        let restrictions = Restrictions::parse(&["tp=2", "dp=1", "cp=1"]).expect("they are valid");
+        let mut blocking = [0; 2];
+        for gpus in [2, 4, 12, 24] {
+            let task = Task::new(&model, &cluster, gpus, &restrictions);
+            let cache = CostCache::new(&model, &cluster, gpus);
+            let contexts = task.space().contexts();
+            let d = &contexts.first().expect("the space has combinations").decisions;
+            for schedule in [ScheduleName::OneFOneB, ScheduleName::ZbH1] {
+                let d = Decisions { schedule, ..d.clone() };
+                let spec = PipelineSpec::new(&cache, &d, &cache.layer_costs(&d));
+                blocking[usize::from(spec.transfer_blocks)] += 1;
+                let transfers = Transfers::new(&spec);
+                for stage in 0..spec.ranks {
+                    compare(&spec, &transfers, stage);
+                }
+            }
+        }
+        assert!(blocking.iter().all(|&specs| specs > 1), "{blocking:?}");
+    }
+
+    fn compare(spec: &PipelineSpec, transfers: &Transfers, stage: usize) {
+        let p = spec.ranks;
+        assert_eq!(transfers.crossings_s(spec, stage), spec.crossings_s(stage));
+        let both = |stage| {
+            let (forward_s, backward_s) = spec.crossings_s(stage);
+            forward_s + backward_s
+        };
+        let (before_s, behind_s): (f64, f64) = match spec.transfer_blocks {
+            true => ((0..stage).map(both).sum(), (stage + 1..p).map(both).sum()),
+            false => {
+                let later_s: f64 = (stage..p).map(|stage| spec.transfer_s(stage)).sum();
+                (2.0 * spec.transfers_to_s(stage), 2.0 * later_s)
+            }
+        };
+        let gaps_s = |stages: usize| stages as f64 * 2.0 * spec.gap_s;
+        let near = |one: f64, other: f64| (one - other).abs() <= 1e-12 * other.abs();
+        assert!(near(transfers.until_s[stage], spec.transfers_to_s(stage)), "stage {stage}");
+        let before_s = before_s + gaps_s(stage);
+        assert!(near(transfers.way_before_s(spec, stage), before_s), "stage {stage}");
+        let behind_s = behind_s + gaps_s(p - 1 - stage);
+        assert!(near(transfers.way_behind_s(spec, stage), behind_s), "stage {stage}");
+    }
+}
