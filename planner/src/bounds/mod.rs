@@ -12,6 +12,7 @@ pub mod cuts;
 pub mod pipeline_spec;
 pub mod recompute_knapsack;
 mod stage_view;
+pub mod state_overheads;
 pub mod states;
 pub mod whole_layers;
 pub mod workload;
