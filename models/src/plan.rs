@@ -310,7 +310,7 @@ pub struct Proof {
     pub cut_by_memory: u64,
     /// Cut because another combination is as good in every respect.
     pub cut_by_dominance: u64,
-    /// Placement problems solved.
+    /// Partition problems solved.
     pub placed: u64,
     /// Integer programs solved.
     pub ilps: u64,
@@ -323,8 +323,8 @@ pub struct Proof {
     /// The same gap over the combinations and cuts that were searched.
     #[serde(default)]
     pub searched_gap: f64,
-    /// Whether some combinations with several chunks had too many cuts to try all: the proof then
-    /// covers a family of cuts.
+    /// Whether some combinations with several chunks had too many cuts to try all. `searched_gap`
+    /// then covers the cuts tried, `gap` every cut.
     #[serde(default)]
     pub family: bool,
 }

@@ -24,8 +24,8 @@ fn a_drawing_shows_every_pass_to_scale() {
     let (_, timeline) = request(ScheduleName::OneFOneB).run().unwrap();
     // 15 units in 30 columns: a forward is two columns wide, a backward four.
     let expected = "\
-d0 F0F1....B0==F2B1==F3B2==..B3==
-d1 ..F0B0==F1B1==F2B2==F3B3==....
+p0 F0F1....B0==F2B1==F3B2==..B3==
+p1 ..F0B0==F1B1==F2B2==F3B3==....
 ";
     assert_eq!(timeline.draw(33), expected);
 }
@@ -36,8 +36,8 @@ fn odd_chunks_are_drawn_in_lower_case() {
     let (_, timeline) = chunked.run().unwrap();
     // 13.5 units in 54 columns: a chunk's forward is two columns wide.
     let expected = "\
-d0 F0F1F2F3f0f1f2f3......b3==b2==b1==b0==B3==B2==B1==B0==
-d1 ..F0F1F2F3f0f1f2f3b3==b2==b1==b0==B3==B2==B1==B0==....
+p0 F0F1F2F3f0f1f2f3......b3==b2==b1==b0==B3==B2==B1==B0==
+p1 ..F0F1F2F3f0f1f2f3b3==b2==b1==b0==B3==B2==B1==B0==....
 ";
     assert_eq!(timeline.draw(57), expected);
 }

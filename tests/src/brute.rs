@@ -131,7 +131,7 @@ pub fn every_cut(case: &Configuration<'_>) -> Vec<Ranges> {
 /// Placements in which all pipeline ranks use the same recompute ladder, and each has one level of
 /// it for all its stages.
 pub fn at_every_level(case: &Configuration<'_>, ranges: &Ranges) -> Vec<Placed> {
-    let chains = RecomputeLadder::chains(case.decisions.recompute).iter();
+    let chains = RecomputeLadder::orders(case.decisions.recompute).iter();
     chains.flat_map(|&chain| on_chain(case, ranges, chain)).collect()
 }
 

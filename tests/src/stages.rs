@@ -3,7 +3,7 @@
 use crate::random::Random;
 use models::decisions::Vocab;
 use models::schedule::ScheduleName;
-use planner::partition::{Choice, Column, Pipeline, Problem, Scratch, VocabWay};
+use planner::partition::{Choice, Column, Pipeline, Problem, Scratch, VocabPath};
 use planner::pricing::pipelines::{PipelineKey, Pipelines};
 use planner::simulate::{Durations, VocabDurations};
 use std::sync::Arc;
@@ -196,7 +196,7 @@ impl<'a> Maker<'a> {
             recompute,
             forward_s,
             backward_s: backward_s - weight_s + forward_s * [0.0, 0.15, 0.9][recompute],
-            alone_s: [forward_s, backward_s]
+            unpaired_s: [forward_s, backward_s]
                 .map(|s| if self.pipeline.has_pairs() { 0.1 * s } else { 0.0 }),
             weight_s,
             tail_s: self.tail_s * (states + extra_s),
@@ -209,22 +209,22 @@ impl<'a> Maker<'a> {
 }
 
 /// A micro-batch's path through vocabulary passes that are alike on all pipeline ranks.
-fn way(vocab: Vocab, d: &VocabDurations) -> VocabWay {
+fn way(vocab: Vocab, d: &VocabDurations) -> VocabPath {
     let (Some(first), Some(middle), Some(last)) =
         (d.first.first(), d.middle.first(), d.last.first())
     else {
-        return VocabWay::default();
+        return VocabPath::default();
     };
     let first_s = d.broadcast_s + first + d.after_first_s;
     let rest_s = middle + d.after_middle_s + last + d.after_last_s;
-    let way_s = match vocab {
+    let path_s = match vocab {
         Vocab::ParallelNaive => first_s + rest_s,
         Vocab::Parallel2 => first_s,
         // One pass and barrier fewer.
         _ => first_s + rest_s - middle - d.after_middle_s,
     };
     let passes_s = first + middle + last;
-    VocabWay { passes_s, output_s: passes_s, way_s, passes: vocab.passes() }
+    VocabPath { passes_s, output_s: passes_s, path_s, passes: vocab.passes() }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

@@ -106,7 +106,7 @@ impl<'a> Subject<'a> {
                     }
                     let step_s = if name == "own states" { step_s } else { 0.0 };
                     bounds.push((name, bound_s + step_s));
-                    let partition_bound = partition_bound.in_order_of(self.case.pipeline());
+                    let partition_bound = partition_bound.with_order_of(self.case.pipeline());
                     let made_s =
                         partition_bound.solve(f64::INFINITY).map_or(f64::INFINITY, |c| c.bound_s);
                     bounds.push(("made order", made_s + step_s));

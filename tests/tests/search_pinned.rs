@@ -102,7 +102,7 @@ fn estimate(random: &mut Random, cache: &CostCache<'_>, decisions: Decisions) ->
 }
 
 fn listed(random: &mut Random, case: &Configuration<'_>, ranges: &Ranges) -> Placed {
-    let chain = random.pick(RecomputeLadder::chains(case.decisions.recompute));
+    let chain = random.pick(RecomputeLadder::orders(case.decisions.recompute));
     let own: Vec<(RecomputeLadder, usize)> = (0..case.ranks())
         .map(|rank| {
             let ladder = case.ladder_of(rank, ranges, chain);

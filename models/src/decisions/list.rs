@@ -62,11 +62,11 @@ macro_rules! with_decisions {
             offload: Offload = choice(), [], "What is kept in host memory. `activations` is searched only when set.";
             #[serde(default = "super::bucketed")]
             dp_reduction: DpReduction = choice(), [],
-                "When gradients are reduced across replicas. If several are allowed, the first is used.";
+                "When gradients are reduced across replicas. If several are allowed, the fastest is used: buckets before the others.";
             #[serde(default = "super::usual_bucket_mib")]
             dp_bucket_mib: u64 = number(1, MOST), [], "Bucket size for `dp_reduction` bucketed, MiB; 25 unless set.";
             rank_order: RankOrder = choice(), [], "Order of the mesh axes over ranks.";
-            post_validation: bool = switch(), [], "Optimizer post-validation, for schedules with split backward passes. `true` is searched only when set.";
+            post_validation: bool = switch(), [], "Optimizer post-validation, for schedules with split backward passes. `true` is used only when set, and takes no second value.";
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pass_times: Option<PassRatios> = derived(0, 0), [],
                 "Relative durations of passes for which the order of vocabulary passes was generated.";

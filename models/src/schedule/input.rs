@@ -33,11 +33,6 @@ impl Schedule {
         Ok(Self { passes, pairs, ..self })
     }
 
-    /// Whether pipeline ranks have passes of the input layer.
-    pub fn has_input_passes(&self) -> bool {
-        self.passes.first().is_some_and(|order| order.iter().any(|pass| pass.kind == PassKind::IF))
-    }
-
     /// All passes of the input layer in the order of their times.
     fn input_passes(&self, run: &Run) -> Vec<Extra> {
         let of_first = |backward: bool| {

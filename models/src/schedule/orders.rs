@@ -21,12 +21,12 @@ impl fmt::Display for PassKind {
 }
 
 impl Schedule {
-    /// The order of every pipeline rank, one line each: `d0: F0@0 F1@0 BW0@0`, where a pass is its
+    /// The order of every pipeline rank, one line each: `p0: F0@0 F1@0 BW0@0`, where a pass is its
     /// kind, its micro-batch and, after `@`, its stage. Vocabulary passes have no stage: `S:0`. In
     /// a bidirectional schedule a mark follows passes of the second direction, `F0@3'`, whose
     /// micro-batches also count from 0. Passes that run together are in brackets: `(F3@0&BW1@3)`.
     pub fn orders(&self) -> String {
-        let line = |rank| format!("d{rank}: {}\n", self.order_words(rank).join(" "));
+        let line = |rank| format!("p{rank}: {}\n", self.order_words(rank).join(" "));
         (0..self.passes.len()).map(line).collect()
     }
 

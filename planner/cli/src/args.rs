@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use models::decisions::Decision;
+use models::schedule::ScheduleName;
 use planner::request::flags::{Flags, MOST_GPUS};
 use std::path::PathBuf;
 
@@ -40,7 +41,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Estimate one configuration, even if it does not fit
+    /// Estimate the given settings, even if they do not fit; what is not given is chosen
     Estimate(EstimateArgs),
     /// Explain a plan: ranks, stages, memory, time, and the alternatives
     Explain(ExplainArgs),
@@ -143,6 +144,12 @@ fn count(text: &str) -> Result<usize, String> {
 /// A number of processes, which is not 0.
 fn ranks(text: &str) -> Result<u64, String> {
     whole(text).and_then(|n| if n == 0 { whole("") } else { Ok(n) })
+}
+
+/// The help of `plan schedule NAME`.
+fn schedules_help() -> String {
+    let names: Vec<String> = ScheduleName::ALL.iter().map(ToString::to_string).collect();
+    format!("Schedule: {}", names.join(", "))
 }
 
 /// What `--set` takes, decision by decision.
@@ -318,9 +325,7 @@ pub struct DiffArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved_1f1b, overlapped_1f1b, looped_bfs, zb_h1, zb_h2,
-    /// zb_auto, interleaved_zb, zb_v, v_half, v_min, v_1f1b, dualpipe, dualpipe_v or chimera
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", help = schedules_help())]
     pub name: String,
     /// Pipeline ranks
     #[arg(long, value_name = "P", value_parser = count)]
@@ -350,10 +355,10 @@ pub struct ScheduleArgs {
     /// Length of an overlapped forward and backward: sum or max [default: sum]
     #[arg(long, value_name = "sum|max")]
     pub pair_time: Option<String>,
-    /// Activations that B frees, for zb_auto [default: 0]
+    /// Activations that a backward pass to inputs (B) frees, for zb_auto [default: 0]
     #[arg(long, value_name = "MB")]
     pub act_b: Option<f64>,
-    /// Activations that W frees, for zb_auto [default: 1]
+    /// Activations that a weight gradient's pass (W) frees, for zb_auto [default: 1]
     #[arg(long, value_name = "MB")]
     pub act_w: Option<f64>,
     /// Activations that a rank may hold, for zb_auto [default: those of a micro-batch for each

@@ -213,7 +213,7 @@ fn a_schedule_is_reported_and_drawn() {
     assert_eq!(json["makespan"], 15.0);
     assert_eq!(json["orders"][1][0], "F0@1");
     let drawn = plan("schedule 1f1b --stages 2 --micro-batches 4").out;
-    assert!(drawn.contains("d0 F0"), "{drawn}");
+    assert!(drawn.contains("p0 F0"), "{drawn}");
 }
 
 /// 33 and 27 units: `data/oracles.csv`.
@@ -230,7 +230,7 @@ fn two_schedules_are_held_against_each_other() {
     assert_eq!(json["report"]["makespan"], 27.0);
     assert_eq!(json["comparison"]["against"]["makespan"], 33.0);
     let last = &json["comparison"]["against"]["devices"][3];
-    assert_eq!((&last["work"], &last["drain_wait"]), (&24.0.into(), &6.0.into()));
+    assert_eq!((&last["work"], &last["cooldown_wait"]), (&24.0.into(), &6.0.into()));
     for (flag, part) in [("--orders", "no effect"), ("--act-b 1", "no effect")] {
         let run = plan(&format!("{words} {flag}"));
         assert!(run.code != 0 && run.err.contains(part), "{run:?}");

@@ -31,7 +31,7 @@ pub struct Share {
     /// Idle time between its first backward and its last forward.
     pub steady_wait: f64,
     /// Idle time after its last forward.
-    pub drain_wait: f64,
+    pub cooldown_wait: f64,
     /// Most activations held at once.
     pub peak_held: f64,
 }
@@ -43,7 +43,7 @@ impl Share {
             ("works", self.work),
             ("waits in warm-up", self.warm_up_wait),
             ("waits in between", self.steady_wait),
-            ("waits in the drain", self.drain_wait),
+            ("waits in the cooldown", self.cooldown_wait),
         ]
     }
 }
@@ -106,15 +106,15 @@ fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
     let backwards = spans.iter().filter(|s| matches!(s.pass.kind, PassKind::B | PassKind::BW));
     let warm = backwards.map(|span| span.start_s).fold(makespan, f64::min);
     let forwards = spans.iter().filter(|span| span.pass.kind == PassKind::F);
-    let drain = forwards.map(|span| span.end_s).fold(warm, f64::max);
+    let cooldown = forwards.map(|span| span.end_s).fold(warm, f64::max);
     let mut share = Share { peak_held, ..Share::default() };
     let mut idle = |from: f64, to: f64| {
         let within = |least: f64, most: f64| (to.min(most) - from.max(least)).max(0.0);
         // Gaps within rounding errors are no waits.
         if to - from > 1e-12 * makespan {
             share.warm_up_wait += within(0.0, warm);
-            share.steady_wait += within(warm, drain);
-            share.drain_wait += within(drain, makespan);
+            share.steady_wait += within(warm, cooldown);
+            share.cooldown_wait += within(cooldown, makespan);
         }
     };
     let mut done = 0.0_f64;
@@ -123,7 +123,7 @@ fn share(spans: &[Span], makespan: f64, peak_held: f64) -> Share {
         done = done.max(span.end_s);
     }
     idle(done, makespan);
-    share.work = makespan - share.warm_up_wait - share.steady_wait - share.drain_wait;
+    share.work = makespan - share.warm_up_wait - share.steady_wait - share.cooldown_wait;
     share
 }
 
@@ -145,22 +145,23 @@ impl Comparison {
 
     /// One row for each rank and schedule.
     fn table(&self, units: Units) -> String {
-        let heads = ["rank", "schedule", "work", "warm-up", "steady", "drain", "held"];
+        let heads = ["rank", "schedule", "work", "warm-up", "steady", "cooldown", "held"];
         let mut rows: Vec<[String; 7]> = vec![heads.map(str::to_owned)];
         let ranks = self.of.ranks.iter().zip(&self.against.ranks).take(SHOWN);
         for (rank, (of, against)) in ranks.enumerate() {
             for (side, share) in [(&self.of, of), (&self.against, against)] {
-                let [work, warm, steady, drain] = share.parts().map(|(_, part)| (units.time)(part));
+                let [work, warm, steady, cooldown] =
+                    share.parts().map(|(_, part)| (units.time)(part));
                 let held = (units.held)(share.peak_held);
                 let name = side.schedule.to_string();
-                rows.push([rank.to_string(), name, work, warm, steady, drain, held]);
+                rows.push([rank.to_string(), name, work, warm, steady, cooldown, held]);
             }
         }
         let width =
             |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: [usize; 7] = std::array::from_fn(width);
         let mut text =
-            String::from("where each rank's time goes (warm-up, steady, drain: waiting)\n");
+            String::from("where each rank's time goes (warm-up, steady, cooldown: waiting)\n");
         for row in &rows {
             let cells = row.iter().zip(widths);
             let line = cells.fold(String::new(), |mut line, (cell, width)| {
@@ -334,12 +335,12 @@ mod tests {
         // The last rank receives its first micro-batch after three forwards. When it ends, six
         // units of backwards are left on the others.
         let last = one.ranks[3];
-        assert_eq!((last.work, last.warm_up_wait, last.drain_wait), (24.0, 3.0, 6.0));
+        assert_eq!((last.work, last.warm_up_wait, last.cooldown_wait), (24.0, 3.0, 6.0));
         // The first rank has done four forwards when its first backward may start, at 4 + 3 · 2. It
         // spends the rest of its nine idle units after its last forward.
         let first = one.ranks[0];
         assert_eq!((first.work, first.warm_up_wait, first.steady_wait), (24.0, 6.0, 0.0));
-        assert_eq!((first.drain_wait, first.peak_held), (3.0, 4.0));
+        assert_eq!((first.cooldown_wait, first.peak_held), (3.0, 4.0));
     }
 
     #[test]
@@ -350,7 +351,7 @@ mod tests {
         };
         let sentence = comparison.sentence(PLAIN);
         assert!(sentence.starts_with("zb_h1 is 6 (18.2 %) shorter than 1f1b"), "{sentence}");
-        assert!(sentence.contains("less in the drain"), "{sentence}");
+        assert!(sentence.contains("less in the cooldown"), "{sentence}");
         assert!(sentence.contains("it holds 4 at most, 1f1b 4"), "{sentence}");
         let same = Comparison { of: comparison.of.clone(), against: comparison.of };
         assert!(same.sentence(PLAIN).contains("as long as"));

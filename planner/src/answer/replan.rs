@@ -89,8 +89,9 @@ impl WhyNoMore {
 /// Share of the time for the degrees of the known plan.
 const NEAR: f64 = 0.3;
 /// Part of the GPUs that the degrees of the known plan must be able to use for that to be worth its
-/// time, where another plan is known. Of llama70b's 1,024 GPUs less 8 they use 512: without a
-/// search of these, a fifth of a second gives 16.5 to 16.9 s a step, and 16.5 to 17.9 with it.
+/// time, where another plan is known. A plan of llama70b for 1,024 GPUs uses 512 of 1,016:
+/// without a search of its degrees a fifth of a second gives 16.5 to 16.9 s a step, and 16.5 to
+/// 17.9 with it.
 const WORTH: f64 = 0.75;
 
 /// The fastest plan on at most the request's GPUs. `known` is a plan of the same model on another

@@ -47,12 +47,12 @@ fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, betwe
     let load_s = work.load_s() + ends_s + spent_s + between_s + weight_gaps_s;
     let mean_s = load_s / p + spec.passes_s();
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
-    let way_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
+    let path_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
         + held(&work.embedding, 0.0)
         + held(&work.head, apart(work.head.weight_s))
         + between_s
         + spent_s;
-    let longest_s = (m * mean_s).max(looped_way_s(spec, way_s));
+    let longest_s = (m * mean_s).max(looped_path_s(spec, path_s));
     if spec.chunks > 1 {
         return longest_s;
     }
@@ -79,14 +79,14 @@ fn split_rows_s(m: f64, p: f64, share: f64, layers_s: f64, spent_s: f64) -> f64 
 /// after another.
 fn several_chunks_s(spec: &PipelineSpec, total_s: f64) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
-    (m / p * total_s).max(looped_way_s(spec, total_s))
+    (m / p * total_s).max(looped_path_s(spec, total_s))
 }
 
 /// The forward and backward path of one micro-batch, whose passes and blocking transfers take
 /// `total_s`. GPipe and breadth-first loops run the other m − 1 forwards of the stage with the
 /// longest forward before the last micro-batch goes on, and as many backwards of some stage before
 /// the first micro-batch goes back: at least the mean over stages of either.
-fn looped_way_s(spec: &PipelineSpec, total_s: f64) -> f64 {
+fn looped_path_s(spec: &PipelineSpec, total_s: f64) -> f64 {
     let stages = spec.stages() as f64;
     let latency_s = 2.0 * (spec.transfers_s() - spec.blocking_s());
     let others_s = match spec.schedule {
@@ -104,9 +104,9 @@ fn looped_way_s(spec: &PipelineSpec, total_s: f64) -> f64 {
 ///   weights `λ_q = ((m−1)/p − Σ_{j<q} λ_j)/(m − 1 − w_q) ≥ 0`, which sum to one, every stage's
 ///   load counts `(m + p − 1)/p` times. GPipe and naive take no less than 1F1B.
 fn one_chunk_s(m: f64, p: f64, forward_s: f64, backward_s: f64, total_s: f64) -> f64 {
-    let way_s = total_s + (m - 1.0) * forward_s.max(backward_s) / p;
+    let path_s = total_s + (m - 1.0) * forward_s.max(backward_s) / p;
     let rows_s = if m > p { (m + p - 1.0) / p * total_s } else { m / p * total_s };
-    way_s.max(rows_s)
+    path_s.max(rows_s)
 }
 
 /// 1F1B with vocabulary passes of `vocab_s` per micro-batch on every rank: stage `q` runs all its
@@ -167,8 +167,8 @@ pub fn with_state_s(
     }
     if !over_pipeline {
         let down_s =
-            work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_way_s(spec);
-        let there_and_back_s = way_s(spec, work) + 2.0 * forward_way_s(spec);
+            work.layers_s(|kind| kind.forward_s) + embedding.forward_s + forward_path_s(spec);
+        let there_and_back_s = path_s(spec, work) + 2.0 * forward_path_s(spec);
         let first_s = there_and_back_s + tail_s(dense(embedding.params));
         let head_tail_s = left_s(dense(head.params), head.backward_s);
         longest_s = longest_s.max(first_s).max(down_s + head_s + head_tail_s);
@@ -249,13 +249,13 @@ fn dense(dense: f64) -> LocalParams {
 }
 
 /// Transfers and gaps of one micro-batch's forward path through all stages, s.
-fn forward_way_s(spec: &PipelineSpec) -> f64 {
+fn forward_path_s(spec: &PipelineSpec) -> f64 {
     spec.transfers_s() + spec.stages() as f64 * spec.gap_s
 }
 
 /// The forward and backward path of one micro-batch, s, without separate weight gradients,
 /// vocabulary passes, transfers and gaps.
-fn way_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
+fn path_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
     let first = spec.options()[0];
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
     let layers_s =
@@ -326,12 +326,12 @@ fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     };
     let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
     let ratio = present().map(|(kind, _)| back_s(kind) / tail_s(kind)).fold(0.0, f64::max);
-    let way_s = way_s(spec, work) + forward_way_s(spec);
+    let path_s = path_s(spec, work) + forward_path_s(spec);
     if !ratio.is_finite() || ratio <= 0.0 {
-        return way_s;
+        return path_s;
     }
     let weight = ratio / ((1.0 + ratio).powf(spec.ranks as f64) - 1.0);
-    way_s + weight * work.layers_s(tail_s)
+    path_s + weight * work.layers_s(tail_s)
 }
 
 /// Least recomputation of one micro-batch in the whole model, s, for any schedule and partition:

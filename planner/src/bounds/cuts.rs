@@ -101,7 +101,7 @@ impl<'a> PartitionBound<'a> {
 
     /// Takes milestones and micro-batches in flight from a generated order of passes. Without
     /// milestones in `pipeline` nothing changes.
-    pub fn in_order_of(mut self, pipeline: &Pipeline) -> Self {
+    pub fn with_order_of(mut self, pipeline: &Pipeline) -> Self {
         for (stage, (view, milestones)) in
             self.stages.iter_mut().zip(&pipeline.milestones).enumerate()
         {
@@ -111,11 +111,12 @@ impl<'a> PartitionBound<'a> {
         self
     }
 
-    /// [`Self::in_order_of`] for vocabulary passes in orders that are not counted.
-    pub fn in_made_order(self, cache: &CostCache<'_>) -> Self {
+    /// [`Self::with_order_of`] the generated order, for schedules with vocabulary passes whose
+    /// milestones have no formula.
+    pub fn with_generated_order(self, cache: &CostCache<'_>) -> Self {
         let spec = self.spec;
         let unknown = spec.passes.is_some() && !spec.is_known_without_order();
-        if unknown { self.in_order_of(&cache.pipeline_of(spec.key())) } else { self }
+        if unknown { self.with_order_of(&cache.pipeline_of(spec.key())) } else { self }
     }
 
     fn len(&self) -> usize {
@@ -149,17 +150,17 @@ impl<'a> PartitionBound<'a> {
         let tail_s = self.own_tail_s(stage, start, end);
         let Some(chains) = &view.chains else { return row.total_s + tail_s };
         let own = [row.forward_s, row.backward_s, row.weight_s];
-        let vocab_s = self.spec.passes.map_or(0.0, |way| way.way_s);
-        let way_s = self.way_from_s(stage, end) + vocab_s;
-        let ready_s = row.ramp_s + row.forward_s + way_s;
-        let arrivals = ArrivalTimes { arrive_s: row.ramp_s, ready_s, way_s };
+        let vocab_s = self.spec.passes.map_or(0.0, |path| path.path_s);
+        let path_s = self.path_from_s(stage, end) + vocab_s;
+        let ready_s = row.ramp_s + row.forward_s + path_s;
+        let arrivals = ArrivalTimes { arrive_s: row.ramp_s, ready_s, path_s };
         let ends = chains.ends(own, self.spec.output_s(), &arrivals);
         let back_s = from.backward_s + view.back_s;
         (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
     }
 
     /// The path of one micro-batch from the end of a stage through the later stages and back.
-    fn way_from_s(&self, stage: usize, end: usize) -> f64 {
+    fn path_from_s(&self, stage: usize, end: usize) -> f64 {
         let (from, to) = (&self.before[end], &self.before[self.len()]);
         let layers_s = to.forward_s - from.forward_s + to.backward_s - from.backward_s;
         layers_s + self.stages[stage].from_s
@@ -187,7 +188,7 @@ impl<'a> PartitionBound<'a> {
         }
         let (p, m) = (self.spec.ranks, self.spec.micro_batches);
         let warm = Warm::of(p, m, stage, self.spec.passes.unwrap_or_default());
-        let below_s = self.way_from_s(stage, end);
+        let below_s = self.path_from_s(stage, end);
         let wait_s = |pass_s: f64| warm.wait_s(pass_s, below_s);
         warm.both_s(m, wait_s(row.forward_s), wait_s(row.backward_s))
     }

@@ -1,11 +1,11 @@
 //! A pipeline as the bounds see it: its order of passes by name, degrees, transfers and gaps.
 
-use crate::partition::{OrderMilestones, VocabWay};
+use crate::partition::{OrderMilestones, VocabPath};
 use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::pipelines::PipelineKey;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{
-    P2pTransfer, gap_s, p2p_transfer, transfer_blocks, vocab_way,
+    P2pTransfer, gap_s, p2p_transfer, transfer_blocks, vocab_path,
 };
 use models::decisions::{Decisions, RecomputePolicy, Vocab};
 use models::schedule::{ScheduleName, StageLayout, VocabPasses};
@@ -33,7 +33,7 @@ pub struct PipelineSpec {
     /// Where the vocabulary lives.
     pub vocab: Vocab,
     /// Vocabulary passes on each rank; the first and the last stage then hold no vocabulary layer.
-    pub passes: Option<VocabWay>,
+    pub passes: Option<VocabPath>,
     /// What may be recomputed.
     pub recompute: RecomputePolicy,
 }
@@ -42,7 +42,7 @@ impl PipelineSpec {
     /// The pipeline of `d`.
     pub fn new(cache: &CostCache<'_>, d: &Decisions, layer_costs: &LayerCosts) -> Self {
         let transfers = Rc::new(p2p_transfer(cache, d, layer_costs));
-        let passes = vocab_way(cache, d, layer_costs);
+        let passes = vocab_path(cache, d, layer_costs);
         Self { passes, ..Self::bare(cache, d, transfers) }
     }
 
@@ -97,12 +97,12 @@ impl PipelineSpec {
 
     /// Seconds of the vocabulary passes of a micro-batch, without those of the input layer alone.
     pub fn output_s(&self) -> f64 {
-        self.passes.map_or(0.0, |way| way.output_s)
+        self.passes.map_or(0.0, |path| path.output_s)
     }
 
     /// Seconds of the vocabulary passes of one micro-batch.
     pub fn passes_s(&self) -> f64 {
-        self.passes.map_or(0.0, |way| way.passes_s)
+        self.passes.map_or(0.0, |path| path.passes_s)
     }
 
     /// Stages: p·v, or half as many on a bidirectional pipeline.
@@ -263,7 +263,7 @@ mod tests {
             transfer_blocks: false,
             gap_s: 0.0,
             vocab,
-            passes: vocab.over_pipeline().then(VocabWay::default),
+            passes: vocab.over_pipeline().then(VocabPath::default),
             recompute: RecomputePolicy::None,
         }
     }

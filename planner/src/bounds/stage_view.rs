@@ -102,7 +102,7 @@ impl StageView {
                 .counted_milestones(stage)
                 .or_else(|| splits.then(|| OrderMilestones::of_any(spec.micro_batches, 1)))
                 .map(|milestones| milestones.of_one_chunk()),
-            from_s: end_s(stage + 1 < p, &work.head) + transfers.way_behind_s(spec, stage),
+            from_s: end_s(stage + 1 < p, &work.head) + transfers.path_after_s(spec, stage),
             held,
             free_bytes,
             params: ends_params,
@@ -155,7 +155,7 @@ impl Transfers {
     }
 
     /// The same on all stages after one, with the link from it.
-    fn way_behind_s(&self, spec: &PipelineSpec, stage: usize) -> f64 {
+    fn path_after_s(&self, spec: &PipelineSpec, stage: usize) -> f64 {
         let after = spec.ranks - 1 - stage;
         if after == 0 {
             return 0.0;
@@ -219,6 +219,6 @@ mod tests {
         let before_s = before_s + gaps_s(stage);
         assert!(near(transfers.way_before_s(spec, stage), before_s), "stage {stage}");
         let behind_s = behind_s + gaps_s(p - 1 - stage);
-        assert!(near(transfers.way_behind_s(spec, stage), behind_s), "stage {stage}");
+        assert!(near(transfers.path_after_s(spec, stage), behind_s), "stage {stage}");
     }
 }

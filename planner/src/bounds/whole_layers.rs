@@ -1,7 +1,7 @@
 //! Bound over every cut of a pipeline with several chunks per rank: layers are whole.
 //!
 //! A rank with `n` layers takes no less than a row: the passes before its first, all its own and
-//! those that must follow them. The other stages on these ways hold as few layers as any stage may.
+//! those that must follow them. The other stages on these paths hold as few layers as any stage may.
 //! So a limit on the time says how many layers each rank holds at most, and where these are fewer
 //! than the model's in all, no cut lies below the limit. Recomputation is what the memory of a rank
 //! with `n` layers makes necessary, relaxed as in [`super::candidates`].
@@ -162,7 +162,7 @@ impl<'a> WholeLayers<'a> {
         ArrivalTimes {
             arrive_s: path.down_s[rank],
             ready_s: path.round_trip_s(0, first) + forward_s,
-            way_s: path.round_trip_s(rank + 1, rank)
+            path_s: path.round_trip_s(rank + 1, rank)
                 + path.link_s(rank)
                 + more * (self.least.forward_s + backward_s),
         }
@@ -220,8 +220,8 @@ impl<'a> WholeLayers<'a> {
             None => self.work.embedding.load_s() + self.work.head.load_s(),
         };
         let transfers_s = 2.0 * (spec.transfers_s() + spec.stages() as f64 * spec.gap_s);
-        let way_s = self.work.load_s() + spent_s + ends_s + transfers_s;
-        way_s + (spec.m() - 1.0) * longest_s + self.step_s
+        let path_s = self.work.load_s() + spent_s + ends_s + transfers_s;
+        path_s + (spec.m() - 1.0) * longest_s + self.step_s
     }
 
     /// Recomputation of one micro-batch that a rank's memory makes necessary where it holds `count`

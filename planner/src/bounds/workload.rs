@@ -20,8 +20,8 @@ pub struct KindCost {
     pub weight_s: f64,
     /// Computation in the forward pass, the backward to inputs and the weight gradients, s.
     pub compute_s: [f64; 3],
-    /// What a forward and a backward take longer that are no part of a pair, s.
-    pub alone_s: [f64; 2],
+    /// Extra seconds of a forward and of a backward pass that run unpaired.
+    pub unpaired_s: [f64; 2],
     /// Recomputation by `Recompute::ALL`, s.
     pub recompute_s: [f64; 3],
     /// Activation bytes kept by `Recompute::ALL`.
@@ -106,7 +106,7 @@ impl MicroBatchCost {
             weight_s: layer.backward_weight.total_s(),
             compute_s: [layer.forward, layer.backward_input, layer.backward_weight]
                 .map(|parts| parts.compute_s),
-            alone_s: layer.alone_s,
+            unpaired_s: layer.unpaired_s,
             recompute_s: layer.recompute.map(|parts| parts.total_s()),
             saved_bytes: layer.saved_bytes,
             params,
@@ -190,7 +190,7 @@ impl MicroBatchCost {
                 own_s.iter_mut().zip(other_s).for_each(|(own, other)| *own = own.min(*other));
             };
             least(&mut kind.compute_s, &other.compute_s);
-            least(&mut kind.alone_s, &other.alone_s);
+            least(&mut kind.unpaired_s, &other.unpaired_s);
             least(&mut kind.recompute_s, &other.recompute_s);
         }
         self

@@ -59,8 +59,8 @@ pub struct LayerCost {
     pub saved_bytes: [f64; 3],
     /// Those held in host memory.
     pub host_bytes: [f64; 3],
-    /// With pairs: what a forward and a backward take longer where they run alone, s.
-    pub alone_s: [f64; 2],
+    /// With pairs: extra seconds of a forward and of a backward pass that run unpaired.
+    pub unpaired_s: [f64; 2],
 }
 
 /// Bytes that the embedding's gradient moves for each of its entries in every micro-batch. The
@@ -220,7 +220,7 @@ impl LayerPricer<'_> {
             recompute: [Parts::default(), selective, self.at_least_host(again)],
             saved_bytes: Recompute::ALL.map(|option| self.saved_bytes(kind, shape, option)),
             host_bytes: [0.0; 3],
-            alone_s: [0.0; 2],
+            unpaired_s: [0.0; 2],
         };
         if shape.offload_activations { self.offloaded(cost) } else { cost }
     }

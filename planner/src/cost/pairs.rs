@@ -6,7 +6,7 @@ use models::formulas::ampipe::Chunk;
 use models::formulas::pairs::{PairedLayer, hidden_s};
 
 impl LayerPricer<'_> {
-    /// The layer as one of a pair, with what its passes take longer alone. `cost` is that of the
+    /// The layer as one of a pair, with what its passes take longer unpaired. `cost` is that of the
     /// layer without overlap.
     ///
     /// The pair's other pass is taken to be one of the same kind of layer. What a pair hides of the
@@ -39,7 +39,7 @@ impl LayerPricer<'_> {
         LayerCost {
             forward: without(cost.forward, hidden_s[0]),
             backward_input: without(cost.backward_input, hidden_s[1]),
-            alone_s: hidden_s,
+            unpaired_s: hidden_s,
             ..cost
         }
     }

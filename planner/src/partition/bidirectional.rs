@@ -30,7 +30,7 @@ impl Bidirectional<'_> {
     pub fn end_s(&self, rank: usize, recompute_s: f64) -> f64 {
         let other = self.stages.len() - 1 - rank;
         let load_s = |stage: usize| self.stages[stage].iter().sum::<f64>();
-        let nearer = |ways_s: &[f64]| ways_s[rank].min(ways_s[other]);
+        let nearer = |paths_s: &[f64]| paths_s[rank].min(paths_s[other]);
         let own_s = self.runs * (load_s(rank) + load_s(other) + recompute_s);
         nearer(self.down_s) + own_s + if self.whole { nearer(self.back_s) } else { 0.0 }
     }

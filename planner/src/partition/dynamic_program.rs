@@ -261,10 +261,10 @@ fn join_split(
     link_s: f64,
     after: Option<&Label>,
 ) -> Label {
-    let way_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
+    let path_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
     let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.output_s };
-    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + way_s, way_s };
+    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + path_s, path_s };
     let milestones = &problem.pipeline.milestones[stage];
     let behind_s = milestones.ends(&own, &ArrivalTimes::default());
     let behind_s = behind_s.own_s - behind_s.last_backward_s;
@@ -275,7 +275,7 @@ fn join_split(
     let own_end_s = span_s + behind_s + c.tail_s;
     let end_below_s = after.map_or(0.0, |below| c.forward_s + link_s + below.end_s);
     Label {
-        load_s: c.forward_s + c.backward_s + way_s,
+        load_s: c.forward_s + c.backward_s + path_s,
         span_s,
         end_s: own_end_s.max(end_below_s),
         step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
@@ -303,24 +303,24 @@ fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Warm {
     forwards: f64,
-    vocab: VocabWay,
+    vocab: VocabPath,
 }
 
 /// The vocabulary passes that every micro-batch goes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct VocabWay {
+pub struct VocabPath {
     /// All vocabulary passes of one micro-batch on one rank, s.
     pub passes_s: f64,
     /// The same without passes of the input layer alone, s.
     pub output_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
-    pub way_s: f64,
+    pub path_s: f64,
     /// Their algorithm, which determines how many micro-batches are in flight.
     pub passes: Option<VocabPasses>,
 }
 
 impl Warm {
-    pub(crate) fn of(ranks: usize, micro_batches: usize, stage: usize, vocab: VocabWay) -> Self {
+    pub(crate) fn of(ranks: usize, micro_batches: usize, stage: usize, vocab: VocabPath) -> Self {
         let plain = ranks - stage;
         let forwards = vocab.passes.map_or(plain, |passes| passes.in_flight(plain));
         Self { forwards: forwards.min(micro_batches) as f64, vocab }
@@ -346,7 +346,7 @@ impl Warm {
     pub(super) fn vocab_s(&self) -> f64 {
         let vocab = &self.vocab;
         let run_s = if vocab.output_s > 0.0 { (self.forwards + 1.0) * vocab.output_s } else { 0.0 };
-        vocab.way_s - run_s
+        vocab.path_s - run_s
     }
 
     /// Whether the waits in warm-up and cooldown are distinct. With few micro-batches they may

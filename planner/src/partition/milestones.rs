@@ -90,7 +90,7 @@ pub struct ArrivalTimes {
     pub ready_s: f64,
     /// From the end of a forward of the first chunk to the start of the same micro-batch's
     /// backward.
-    pub way_s: f64,
+    pub path_s: f64,
 }
 
 /// Earliest ends of a rank's work, s.
@@ -168,14 +168,14 @@ fn latest(
     arrivals: &ArrivalTimes,
     work_s: impl Fn(Span) -> f64,
 ) -> EndTimes {
-    let ArrivalTimes { arrive_s, ready_s, way_s } = *arrivals;
+    let ArrivalTimes { arrive_s, ready_s, path_s } = *arrivals;
     let mut forward_s = arrive_s + work_s(Span::StartToLastForward);
     if apart {
         forward_s = forward_s.max(ready_s + work_s(Span::FirstBackwardToLastForward));
     }
     let backward_s = arrive_s + work_s(Span::StartToLastBackward);
     let backward_s = backward_s.max(ready_s + work_s(Span::FirstBackwardToLastBackward));
-    let last_backward_s = backward_s.max(forward_s + way_s + first[1]);
+    let last_backward_s = backward_s.max(forward_s + path_s + first[1]);
     let own_s = if any_order {
         // Weight gradients of other micro-batches may run wherever the rank waits.
         let all_s = arrive_s + work_s(Span::StartToEnd);

@@ -12,7 +12,7 @@ pub mod milestones;
 pub mod relaxation;
 mod rows;
 
-pub use dynamic_program::VocabWay;
+pub use dynamic_program::VocabPath;
 pub use milestones::OrderMilestones;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
@@ -34,8 +34,8 @@ pub struct Column {
     /// Backward pass of one micro-batch with its recomputation, s. Backward to inputs alone where
     /// the schedule splits it.
     pub backward_s: f64,
-    /// What a forward and a backward take longer alone than as one of a pair, s.
-    pub alone_s: [f64; 2],
+    /// Extra seconds of a forward and of a backward pass that run unpaired.
+    pub unpaired_s: [f64; 2],
     /// Weight gradients of one micro-batch, s, where the schedule splits the backward; else 0.
     pub weight_s: f64,
     /// Work for this stage between the rank's last pass and the global barrier, s.
@@ -53,7 +53,7 @@ pub struct Column {
 impl Column {
     /// Forward and backward pass of one micro-batch that run alone, s.
     pub fn alone(&self) -> [f64; 2] {
-        [self.forward_s + self.alone_s[0], self.backward_s + self.alone_s[1]]
+        [self.forward_s + self.unpaired_s[0], self.backward_s + self.unpaired_s[1]]
     }
 
     /// Number of layers.
@@ -168,7 +168,7 @@ pub struct Problem {
     /// Latencies and vocabulary passes. Forward and backward are filled in from columns.
     pub fixed: Durations,
     /// Vocabulary passes that a micro-batch goes through, for bounds.
-    pub vocab: VocabWay,
+    pub vocab: VocabPath,
     /// Layers of the model.
     pub layers: usize,
     /// The same of each kind.

@@ -82,8 +82,8 @@ fn mixed(problem: &Problem, relaxed: &Relaxed) -> Problem {
             sum.weight_s += share * column.weight_s;
             sum.tail_s += share * column.tail_s;
             sum.step_s += share * column.step_s;
-            for (sum_s, alone_s) in sum.alone_s.iter_mut().zip(column.alone_s) {
-                *sum_s += share * alone_s;
+            for (sum_s, unpaired_s) in sum.unpaired_s.iter_mut().zip(column.unpaired_s) {
+                *sum_s += share * unpaired_s;
             }
         }
         vec![sum]
@@ -167,8 +167,8 @@ fn replace([before, after]: [&Column; 2], column: &Column, by: impl Fn(&Column) 
         |c| c.forward_s,
         |c| c.backward_s,
         |c| c.weight_s,
-        |c| c.alone_s[0],
-        |c| c.alone_s[1],
+        |c| c.unpaired_s[0],
+        |c| c.unpaired_s[1],
         |c| c.tail_s,
         |c| c.step_s,
         |c| c.in_flight_bytes,

@@ -240,8 +240,8 @@ impl Writer<'_> {
                 forward * c.forward_s
                     + backward * c.backward_s
                     + weight * c.weight_s
-                    + alone[0] * c.alone_s[0]
-                    + alone[1] * c.alone_s[1]
+                    + alone[0] * c.unpaired_s[0]
+                    + alone[1] * c.unpaired_s[1]
                     + tail * c.tail_s
             });
         }

@@ -18,7 +18,7 @@ pub mod vocab_times;
 
 use crate::cost::parts::Parts;
 use crate::cost::state::{LocalParams, StateCost};
-use crate::partition::{Column, Pipeline, Problem, VocabWay};
+use crate::partition::{Column, Pipeline, Problem, VocabPath};
 use crate::simulate::Durations;
 use cost_cache::{CostCache, LayerCosts};
 use listed_cuts::{CutList, Ranges};
@@ -55,8 +55,8 @@ pub struct StageCost {
     /// Part of the backward pass that is weight gradients in a pass of their own, s; 0 where none
     /// are split off.
     pub weight_s: f64,
-    /// What a forward and a backward take longer alone than as one of a pair, s.
-    pub alone_s: [f64; 2],
+    /// Extra seconds of a forward and of a backward pass that run unpaired.
+    pub unpaired_s: [f64; 2],
     /// Parameters on one rank.
     pub params: LocalParams,
     /// Activation bytes in flight besides the layers'.
@@ -231,7 +231,7 @@ impl<'a> Configuration<'a> {
             forward_s: cost.forward.total_s(),
             backward_s: cost.backward.total_s() - cost.weight_s + recompute.recompute_s,
             weight_s: cost.weight_s,
-            alone_s: cost.alone_s,
+            unpaired_s: cost.unpaired_s,
             tail_s: cost.tail_s,
             step_s: cost.optimizer_s + cost.gather_s,
             in_flight_bytes: recompute.in_flight_bytes + cost.extra_in_flight_bytes,
@@ -253,11 +253,11 @@ impl<'a> Configuration<'a> {
         Problem {
             pipeline: Arc::clone(self.pipeline()),
             fixed: Durations {
-                link_s: (1..self.stages()).map(|stage| self.link_behind_s(stage - 1)).collect(),
+                link_s: (1..self.stages()).map(|stage| self.link_after_s(stage - 1)).collect(),
                 vocab,
                 ..Durations::default()
             },
-            vocab: self.vocab_way(),
+            vocab: self.vocab_path(),
             layers: self.cache.layers.len(),
             kinds: self.cache.layers.between(0, self.cache.layers.len()),
             columns,
@@ -267,8 +267,8 @@ impl<'a> Configuration<'a> {
     }
 
     /// The vocabulary passes that every micro-batch goes through.
-    pub fn vocab_way(&self) -> VocabWay {
-        self.passes.as_ref().map_or_else(VocabWay::default, |p| p.way(self.decisions.vocab))
+    pub fn vocab_path(&self) -> VocabPath {
+        self.passes.as_ref().map_or_else(VocabPath::default, |p| p.path(self.decisions.vocab))
     }
 
     /// Seconds of all vocabulary passes of one micro-batch on one rank.
@@ -287,15 +287,15 @@ impl<'a> Configuration<'a> {
     }
 
     /// Latency between a stage and the next that is not part of their passes, s.
-    pub(crate) fn link_behind_s(&self, stage: usize) -> f64 {
+    pub(crate) fn link_after_s(&self, stage: usize) -> f64 {
         if self.p2p_transfer.blocks || stage + 1 >= self.stages() {
             return 0.0;
         }
-        self.transfer_behind_s(stage)
+        self.transfer_after_s(stage)
     }
 
     /// Time of a transfer between a stage and the next, s.
-    fn transfer_behind_s(&self, stage: usize) -> f64 {
+    fn transfer_after_s(&self, stage: usize) -> f64 {
         self.p2p_transfer.behind_s(self.decisions.layout(), self.ranks(), stage)
     }
 

@@ -71,7 +71,7 @@ pub struct Priced {
 }
 
 impl Configuration<'_> {
-    /// The placement problem's columns for a given placement, one a stage.
+    /// The partition problem's columns for a given placement, one a stage.
     pub fn columns_of_placed(&self, placed: &Placed) -> Vec<Vec<Column>> {
         let column = |(stage, s): (usize, &PlacedStage)| {
             let cost = self.stage(stage, s.start, s.end);
@@ -136,7 +136,7 @@ impl Configuration<'_> {
         }
     }
 
-    /// The timeline of a placement, in the schedule's order or in `order`; `None` where the order
+    /// The timeline of a placement, in the schedule's order or in its `own`; `None` where that
     /// cannot run.
     pub fn timeline(&self, placed: &Placed, own: Option<Schedule>) -> Option<Timeline> {
         let schedule = match own {
@@ -214,7 +214,7 @@ impl Configuration<'_> {
                 let spend = &mut ranks[rank];
                 spend.passes += (cost.forward + cost.backward) * runs;
                 let alone = self.pipeline().alone(rank, chunk);
-                spend.passes.ep_s += alone[0] * cost.alone_s[0] + alone[1] * cost.alone_s[1];
+                spend.passes.ep_s += alone[0] * cost.unpaired_s[0] + alone[1] * cost.unpaired_s[1];
                 let again = self.recompute_parts(&s.recompute);
                 spend.passes.host_s += again.host_s * runs;
                 spend.recompute_s += (again.total_s() - again.host_s) * runs;

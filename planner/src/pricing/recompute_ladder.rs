@@ -28,7 +28,7 @@ pub struct RecomputeLadder {
 
 impl RecomputeLadder {
     /// The ladders for the recomputation allowed.
-    pub fn chains(allowed: RecomputePolicy) -> &'static [LadderOrder] {
+    pub fn orders(allowed: RecomputePolicy) -> &'static [LadderOrder] {
         match allowed {
             RecomputePolicy::PerLayer => &[LadderOrder::SelectiveFirst, LadderOrder::FullOnly],
             _ => &[LadderOrder::SelectiveFirst],
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_rung_recomputes_at_least_as_much_as_the_one_before() {
-        for &order in RecomputeLadder::chains(RecomputePolicy::PerLayer) {
+        for &order in RecomputeLadder::orders(RecomputePolicy::PerLayer) {
             let ladder = RecomputeLadder::new(order, RecomputePolicy::PerLayer, 3);
             for count in 0..=3 {
                 assert_eq!(ladder.split(0, count), [count, 0, 0]);

@@ -18,7 +18,7 @@ impl Configuration<'_> {
         cost.forward += layers.forward;
         cost.backward += layers.backward;
         cost.weight_s += layers.weight_s;
-        cost.alone_s = layers.alone_s;
+        cost.unpaired_s = layers.unpaired_s;
         cost.host_in_flight_bytes = layers.host_in_flight_bytes;
         cost.params = cost.params + layers.params;
         let (forward_s, backward_s) = (cost.forward.total_s(), cost.backward.total_s());
@@ -58,8 +58,8 @@ impl Configuration<'_> {
             // Activations on the host are of layers that recompute alike.
             let option = recompute_split::options(self.decisions.recompute)[0];
             cost.host_in_flight_bytes += layer.host_bytes[option] * count as f64;
-            for (alone_s, more_s) in cost.alone_s.iter_mut().zip(layer.alone_s) {
-                *alone_s += more_s * count as f64;
+            for (unpaired_s, more_s) in cost.unpaired_s.iter_mut().zip(layer.unpaired_s) {
+                *unpaired_s += more_s * count as f64;
             }
             if self.decisions.schedule.splits_backward() {
                 cost.weight_s += slowed(layer.backward_weight).total_s() * count as f64;
@@ -107,7 +107,7 @@ impl Configuration<'_> {
         if !self.p2p_transfer.blocks {
             return;
         }
-        let behind = |stage| Parts { pp_s: self.transfer_behind_s(stage), ..Parts::default() };
+        let behind = |stage| Parts { pp_s: self.transfer_after_s(stage), ..Parts::default() };
         if stage > 0 {
             cost.forward += behind(stage - 1);
         }

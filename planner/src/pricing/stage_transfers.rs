@@ -4,7 +4,7 @@
 use super::cost_cache::{CostCache, LayerCosts};
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
-use crate::partition::VocabWay;
+use crate::partition::VocabPath;
 use crate::simulate::{InputDurations, VocabDurations};
 use models::decisions::{Decisions, Vocab};
 use models::mesh::{Axis, GroupShape, Mesh};
@@ -54,14 +54,14 @@ impl P2pTransfer {
     pub(crate) fn along_s(&self, layout: StageLayout, ranks: usize, stages: usize) -> f64 {
         let ways = stages / ranks;
         let turns = ways.saturating_sub(1) as f64;
-        let way_s = if self.is_alike() {
+        let path_s = if self.is_alike() {
             (ranks - 1) as f64 * self.times_s[0]
         } else {
             self.times_s[..ranks - 1].iter().sum()
         };
         match layout {
-            StageLayout::RoundRobin => ways as f64 * way_s + turns * self.between_s(ranks - 1, 0),
-            StageLayout::V => ways as f64 * way_s,
+            StageLayout::RoundRobin => ways as f64 * path_s + turns * self.between_s(ranks - 1, 0),
+            StageLayout::V => ways as f64 * path_s,
             StageLayout::Bidirectional => {
                 (1..stages).map(|stage| self.behind_s(layout, ranks, stage - 1)).sum()
             }
@@ -108,17 +108,17 @@ pub(crate) struct VocabPassCost {
 impl VocabPassCost {
     /// Time that a micro-batch takes through these passes.
     /// `models::schedule::VocabPasses` says what a backward waits for.
-    pub(crate) fn way(&self, vocab: Vocab) -> VocabWay {
+    pub(crate) fn path(&self, vocab: Vocab) -> VocabPath {
         let d = &self.durations;
         let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
         let first_s = d.broadcast_s + least(&d.first) + d.after_first_s;
         let rest_s = least(&d.middle) + d.after_middle_s + least(&d.last) + d.after_last_s;
-        let way_s = match vocab {
+        let path_s = match vocab {
             Vocab::Parallel2 => first_s,
             _ => first_s + rest_s,
         };
         let output_s = [&d.first, &d.middle, &d.last].map(|values| least(values)).iter().sum();
-        VocabWay { passes_s: self.parts.total_s(), output_s, way_s, passes: vocab.passes() }
+        VocabPath { passes_s: self.parts.total_s(), output_s, path_s, passes: vocab.passes() }
     }
 }
 
@@ -250,15 +250,15 @@ pub(crate) fn slowdown_beside_passes(cache: &CostCache<'_>, d: &Decisions) -> f6
 }
 
 /// The vocabulary passes of a micro-batch, whether or not the input layer has passes of its own.
-pub(crate) fn vocab_way(
+pub(crate) fn vocab_path(
     cache: &CostCache<'_>,
     d: &Decisions,
     layer_costs: &LayerCosts,
-) -> Option<VocabWay> {
+) -> Option<VocabPath> {
     // With passes of its own it is on no way, and all passes take as long together.
     let pass_times = PassRatios::nearest(PassTimes::default());
     let apart = Decisions { pass_times, ..d.clone() };
-    vocab_passes(cache, &apart, layer_costs).map(|passes| passes.way(d.vocab))
+    vocab_passes(cache, &apart, layer_costs).map(|passes| passes.path(d.vocab))
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

@@ -142,7 +142,7 @@ impl Configuration<'_> {
                 forward_s: cost.forward.total_s(),
                 backward_s: cost.backward.total_s() - cost.weight_s + recompute.sum::<f64>(),
                 weight_s: cost.weight_s,
-                alone_s: cost.alone_s,
+                unpaired_s: cost.unpaired_s,
                 tail_s: cost.tail_s,
                 step_s: cost.optimizer_s + cost.gather_s,
                 ..Column::default()
@@ -195,7 +195,7 @@ impl Configuration<'_> {
                 .into_iter()
                 .collect();
         }
-        let orders = RecomputeLadder::chains(self.decisions.recompute).iter();
+        let orders = RecomputeLadder::orders(self.decisions.recompute).iter();
         orders.filter_map(|&order| self.ladder_recomputes(ranges, stages, order, limit_s)).collect()
     }
 

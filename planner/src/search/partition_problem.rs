@@ -34,7 +34,7 @@ impl Configuration<'_> {
         // Another order of summation must not hide what lies just below the cutoff.
         let partition_bound =
             PartitionBound::new(&spec, &work, &state, &self.cache.layers, budget_bytes);
-        partition_bound.in_made_order(self.cache).solve(cutoff_s * (1.0 + 1e-9))
+        partition_bound.with_generated_order(self.cache).solve(cutoff_s * (1.0 + 1e-9))
     }
 
     /// One column for each range that fits with some recompute split. Where all layers are of one

@@ -55,7 +55,7 @@ impl Timeline {
         let columns = width.saturating_sub(most + 2).max(1);
         let line = |(rank, spans): (usize, &Vec<Span>)| {
             let cells: String = self.draw_rank(spans, columns).into_iter().collect();
-            format!("d{rank:<most$} {cells}\n")
+            format!("p{rank:<most$} {cells}\n")
         };
         self.spans.iter().enumerate().map(line).collect()
     }

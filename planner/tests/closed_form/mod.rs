@@ -107,13 +107,13 @@ pub fn one_f_one_b_lower_bound_s(stages: Stages<'_>, m: usize) -> f64 {
 /// works for `n_q·F_q + F_q + B_q`.
 fn idle_s(stages: Stages<'_>, q: usize, m: usize, times: &[f64]) -> f64 {
     let mut slowest_s = 0.0_f64;
-    let mut way_s = 0.0;
+    let mut path_s = 0.0;
     let mut longest_s = 0.0_f64;
     for (r, &time_s) in times.iter().enumerate().skip(q) {
         slowest_s = slowest_s.max(time_s);
-        way_s += stages.work_s(r);
-        longest_s = longest_s.max(stages.between(r, m) as f64 * slowest_s + way_s);
-        way_s += stages.round_trip_s(r);
+        path_s += stages.work_s(r);
+        longest_s = longest_s.max(stages.between(r, m) as f64 * slowest_s + path_s);
+        path_s += stages.round_trip_s(r);
     }
     longest_s - stages.between(q, m) as f64 * times[q] - stages.work_s(q)
 }
@@ -128,10 +128,10 @@ fn idle_s(stages: Stages<'_>, q: usize, m: usize, times: &[f64]) -> f64 {
 /// of another.
 pub fn one_f_one_b_upper_bound_s(stages: Stages<'_>, m: usize) -> f64 {
     let p = stages.forward.len();
-    let way_s = |j: usize| stages.round_trip_s(j) / 2.0;
+    let path_s = |j: usize| stages.round_trip_s(j) / 2.0;
     // Forwards send over the link after the stage, backwards over the one before it.
-    let forward_s = || (0..p).map(|q| stages.forward[q] + way_s(q));
-    let backward_s = || (0..p).map(|q| stages.backward[q] + q.checked_sub(1).map_or(0.0, way_s));
+    let forward_s = || (0..p).map(|q| stages.forward[q] + path_s(q));
+    let backward_s = || (0..p).map(|q| stages.backward[q] + q.checked_sub(1).map_or(0.0, path_s));
     let longest_s = forward_s().fold(0.0, f64::max) + backward_s().fold(0.0, f64::max);
     let sum_s = forward_s().sum::<f64>() + backward_s().sum::<f64>();
     m.saturating_sub(1) as f64 * longest_s + sum_s

@@ -35,8 +35,8 @@ impl ListedBound<'_> {
             // Where backwards are whole, the passes of other ranks follow, and the chain ends with
             // the reductions of stage 0.
             let behind_s = tail_s(if whole { 0 } else { rank });
-            let alone_s = candidates.alone_s(spec, self.work, (candidate, rank));
-            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + alone_s + behind_s);
+            let unpaired_s = candidates.unpaired_s(spec, self.work, (candidate, rank));
+            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + unpaired_s + behind_s);
             if longest_s >= limit_s {
                 return longest_s;
             }

@@ -156,7 +156,7 @@ impl ListedCuts {
     }
 
     /// What the passes of a rank that are no part of a pair take longer than in pairs, s.
-    pub(super) fn alone_s(
+    pub(super) fn unpaired_s(
         &self,
         spec: &PipelineSpec,
         work: &MicroBatchCost,
@@ -167,7 +167,7 @@ impl ListedCuts {
             let layers = &shape.stages[spec.layout().stage_of(spec.ranks, rank, chunk)];
             let each_s = |part: usize| -> f64 {
                 let kinds = work.kinds.iter().zip(layers);
-                kinds.map(|(kind, &count)| count as f64 * kind.alone_s[part]).sum()
+                kinds.map(|(kind, &count)| count as f64 * kind.unpaired_s[part]).sum()
             };
             counts[0] * each_s(0) + counts[1] * each_s(1)
         };

@@ -121,7 +121,7 @@ impl ListedBound<'_> {
             };
             return self.rows_s(candidates, candidate, all(), limit_s, needs_s);
         }
-        let orders = RecomputeLadder::chains(self.spec.recompute);
+        let orders = RecomputeLadder::orders(self.spec.recompute);
         let mut least_s = f64::INFINITY;
         for &order in orders {
             // Ranks `i` and `p − 1 − i` hold the same stages.

@@ -35,8 +35,8 @@ impl ListedBound<'_> {
         }
         let latency_s = 2.0 * (self.spec.transfers_s() - self.spec.blocking_s());
         let total_s = self.whole_s() + recomputing_s;
-        let way_s = total_s + latency_s + self.others_s(candidate, total_s);
-        longest_s.max(way_s) + self.tail_s(candidate, 0)
+        let path_s = total_s + latency_s + self.others_s(candidate, total_s);
+        longest_s.max(path_s) + self.tail_s(candidate, 0)
     }
 
     /// [`Self::rows_s`] with the chains between milestones.
@@ -73,16 +73,16 @@ impl ListedBound<'_> {
             let around = ArrivalTimes {
                 arrive_s: path.down_s[rank],
                 ready_s: path.round_trip_s(0, stage_of(milestones.first_chunk)),
-                way_s: path.round_trip_s(rank + 1, rank) + path.link_s(rank),
+                path_s: path.round_trip_s(rank + 1, rank) + path.link_s(rank),
             };
             let ends = milestones.ends(&own, &around);
             let tail_s = self.tail_s(candidate, rank);
             let last_s = ends.last_backward_s + path.back_s[rank];
             longest_s = longest_s.max(ends.own_s + tail_s).max(last_s);
-            let alone_s = candidates.alone_s(spec, self.work, (candidate, rank));
-            if alone_s > 0.0 {
+            let unpaired_s = candidates.unpaired_s(spec, self.work, (candidate, rank));
+            if unpaired_s > 0.0 {
                 let passes_s = chunks.iter().flatten().sum::<f64>() + shared_s;
-                let own_s = around.arrive_s + spec.m() * passes_s + alone_s;
+                let own_s = around.arrive_s + spec.m() * passes_s + unpaired_s;
                 longest_s = longest_s.max(own_s + tail_s);
             }
             if longest_s >= limit_s {

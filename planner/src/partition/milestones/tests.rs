@@ -21,8 +21,8 @@ fn ends_of_any_order_are_no_later_than_those_of_one_order() {
                 // from milestone to milestone.
                 let shared = [0.2, 0.3, 0.0];
                 let own_s = OwnSeconds { chunks: &chunks, shared, vocab_s: 0.0 };
-                let way_s = [2.0, 20.0][compared % 2];
-                let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + way_s, way_s };
+                let path_s = [2.0, 20.0][compared % 2];
+                let arrivals = ArrivalTimes { arrive_s: 1.0, ready_s: 4.0 + path_s, path_s };
                 let (any, one) = (any.ends(&own_s, &arrivals), own.ends(&own_s, &arrivals));
                 let none_later = any.own_s <= one.own_s + 1e-9
                     && any.last_backward_s <= one.last_backward_s + 1e-9;

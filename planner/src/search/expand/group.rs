@@ -20,7 +20,7 @@ pub(in crate::search) struct Group {
 
 /// How far beyond its bound a layout is looked into at a time, as a factor. What is put back may be
 /// pruned in the meantime.
-const LOOK_AHEAD: f64 = 1.1;
+const LAYOUT_LOOK_AHEAD: f64 = 1.1;
 /// How far beyond that limit the bound of a single pipeline is tightened, as a factor.
 const TIGHTEN_AHEAD: f64 = 1.2;
 
@@ -107,12 +107,12 @@ impl Worker<'_> {
             if bound_s >= best_s {
                 return Expansion::cut(node.count);
             }
-            if bound_s > LOOK_AHEAD * node.bound_s {
+            if bound_s > LAYOUT_LOOK_AHEAD * node.bound_s {
                 let part = SearchNode { bound_s, ..node.clone() };
                 return Expansion { parts: vec![part], ..Expansion::default() };
             }
         }
-        let limit_s = best_s.min(LOOK_AHEAD * node.bound_s);
+        let limit_s = best_s.min(LAYOUT_LOOK_AHEAD * node.bound_s);
         let pipelines = self.pipeline_choices(&parallel.choices, d);
         let mut bounds = group.bounds.to_vec();
         bounds.resize(

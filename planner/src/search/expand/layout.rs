@@ -5,7 +5,7 @@ use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::states::States;
 use crate::bounds::workload::MicroBatchCost;
-use crate::partition::VocabWay;
+use crate::partition::VocabPath;
 use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
@@ -33,7 +33,7 @@ pub(super) struct LayoutView {
     pub(super) most_transfer_s: f64,
     /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
     /// vocabulary passes.
-    pub(super) passes: HashMap<Vocab, (Arc<MicroBatchCost>, VocabWay)>,
+    pub(super) passes: HashMap<Vocab, (Arc<MicroBatchCost>, VocabPath)>,
     /// The choices of parameter state that fit, the least first.
     pub(super) fitting: HashMap<FittingKey, Rc<[FittingState]>>,
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
@@ -216,10 +216,10 @@ impl Worker<'_> {
             let ways = choices.rank_order.iter().filter_map(|&rank_order| {
                 PipelineSpec::new(cache, &Decisions { rank_order, ..d.clone() }, layer_costs).passes
             });
-            let least = ways.reduce(|a, b| VocabWay {
+            let least = ways.reduce(|a, b| VocabPath {
                 passes_s: a.passes_s.min(b.passes_s),
                 output_s: a.output_s.min(b.output_s),
-                way_s: a.way_s.min(b.way_s),
+                path_s: a.path_s.min(b.path_s),
                 passes: a.passes,
             });
             (Arc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())
@@ -263,7 +263,8 @@ pub(super) fn recompute_choices(choices: &PipelineChoices) -> Vec<RecomputePolic
     }
 }
 
-/// Whether another vocabulary placement or schedule does as well: see [`crate::search`].
+/// Whether another vocabulary placement or schedule does as well: see
+/// docs/design/search.md, "Dominance".
 fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: VocabChoice) -> bool {
     let vocabs = |name: ScheduleName| {
         choices.schedules.iter().find(|(s, ..)| *s == name).map(|(.., vocabs)| vocabs)
@@ -277,7 +278,8 @@ fn is_dominated(choices: &PipelineChoices, schedule: ScheduleName, vocab: VocabC
     plain && vocabs(ScheduleName::OneFOneB).is_some_and(|vocabs| vocabs.contains(&vocab))
 }
 
-/// Whether another schedule in the space has the same order of passes: see [`crate::search`].
+/// Whether another schedule in the space has the same order of passes: see
+/// docs/design/search.md, "Dominance".
 fn is_named_otherwise(
     choices: &PipelineChoices,
     same: Option<ScheduleName>,

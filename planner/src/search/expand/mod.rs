@@ -269,11 +269,11 @@ impl<'a> Worker<'a> {
         let all_again_s = work.layers_s(again_s).max(forced_s);
         let rank_s = fullest_s.max((work.layers_s(KindCost::load_s) + all_again_s) / pp as f64);
         // Without a barrier, iterations overlap.
-        let way_s = match self.task.restrictions.wants_post_validation() {
+        let path_s = match self.task.restrictions.wants_post_validation() {
             true => 0.0,
             false => work.layers_s(|kind| kind.load_s() - kind.weight_s) + all_again_s,
         };
-        self.with_overheads_s((micro_batches as f64 * rank_s).max(way_s))
+        self.with_overheads_s((micro_batches as f64 * rank_s).max(path_s))
     }
 
     /// What layers may recompute, as options of `Recompute::ALL`.

@@ -10,7 +10,7 @@ use crate::bounds::recompute_knapsack::RecomputeKnapsack;
 use crate::bounds::state_overheads::StateOverhead;
 use crate::bounds::states::{StateView, States};
 use crate::bounds::workload::{MicroBatchCost, VocabEnd};
-use crate::partition::VocabWay;
+use crate::partition::VocabPath;
 use crate::pricing::listed_cuts::CutList;
 use models::decisions::{Decisions, Offload, RecomputePolicy};
 use models::schedule::ScheduleName;
@@ -127,7 +127,7 @@ impl Worker<'_> {
         if d.vocab.over_pipeline() {
             // Layers and their bubble alone: pricing vocabulary passes takes longer.
             let bare = self.bare_spec(&self.no_transfer, d);
-            let spec = PipelineSpec { passes: Some(VocabWay::default()), ..bare };
+            let spec = PipelineSpec { passes: Some(VocabPath::default()), ..bare };
             let work = parallel.work.beside_passes(&self.cache, d);
             let layers_s = self.with_overheads_s(closed::passes_s(&spec, &work, 0.0));
             if layers_s >= enough_s {
@@ -310,7 +310,7 @@ impl Worker<'_> {
             None => {
                 let partition_bound =
                     PartitionBound::new(spec, work, state, &self.cache.layers, budget_bytes);
-                partition_bound.in_made_order(&self.cache).least_s(limit_s)
+                partition_bound.with_generated_order(&self.cache).least_s(limit_s)
             }
         }
     }

@@ -284,8 +284,8 @@ impl Worker<'_> {
     }
 }
 
-/// Whether layers cost what they do with the usual rank order, by which layouts are bounded. It
-/// never places the ranks that share experts farther apart than others do.
+/// Whether layers cost what they do with the default rank order, for which bounds of layouts are
+/// computed. No other order places the ranks that share experts closer together.
 pub(super) fn is_usual(d: &Decisions) -> bool {
     d.ep == 1 || d.rank_order == RankOrder::DpInner
 }

@@ -37,7 +37,7 @@ enum Source {
 
 /// How far beyond its bound a pipeline is looked into at a time, as a factor. What is put back may
 /// be pruned in the meantime.
-const LOOK_AHEAD: f64 = 1.02;
+const PIPELINE_LOOK_AHEAD: f64 = 1.02;
 /// From this many choices on, a group is first bounded as a whole.
 const WORTH_A_LOOK: usize = 3;
 
@@ -58,7 +58,7 @@ impl Worker<'_> {
             None => self.bound_states(node, &states.groups, parallel, best_s),
         };
         expansion.cut_by_time += node.count.saturating_sub(open.len() as u64);
-        let limit_s = LOOK_AHEAD * node.bound_s;
+        let limit_s = PIPELINE_LOOK_AHEAD * node.bound_s;
         loop {
             let bar_s = expansion.bar_s(best_s);
             let before = open.len();

@@ -14,8 +14,9 @@ const FIRST_SHARE: u64 = 1 << 10;
 const OWN_SHARE: u64 = 4;
 /// An integer program with less work would mostly end with its first relaxation.
 const LEAST_WORK: u64 = 10_000;
-/// Chains kept per pipeline.
-const MAX_PATHS: usize = 64;
+/// Chains kept per pipeline: more than of listed cuts ([`super::LISTED_PATHS`]), since programs over
+/// every cut begin from them.
+const EVERY_CUT_PATHS: usize = 64;
 
 impl Run<'_> {
     /// Settles what is open over every cut. Returns the least bound of what stays open, with
@@ -24,7 +25,7 @@ impl Run<'_> {
         let task = self.task;
         let most_work = self.programs.work.saturating_add(task.every_cut_work);
         let first_work = task.every_cut_work / FIRST_SHARE;
-        self.most_paths = MAX_PATHS;
+        self.most_paths = EVERY_CUT_PATHS;
         let shared = Arc::clone(&self.shared);
         let contexts = Arc::clone(&self.contexts);
         for (context, bound_s) in contexts.iter().zip(self.contexts_s.clone()) {

@@ -169,7 +169,7 @@ impl<'a> Run<'a> {
             best: None,
             passed: BTreeMap::new(),
             paths: Arc::default(),
-            most_paths: MAX_PATHS,
+            most_paths: LISTED_PATHS,
             open_bound_s: f64::INFINITY,
             left_open_s: f64::INFINITY,
             near: vec![],
@@ -370,8 +370,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Chains kept per pipeline.
-const MAX_PATHS: usize = 8;
+/// Chains kept per pipeline while listed cuts are searched.
+const LISTED_PATHS: usize = 8;
 
 fn remember(known: &mut Vec<CriticalPath>, path: CriticalPath, most: usize) {
     if known.len() < most && !known.contains(&path) {
