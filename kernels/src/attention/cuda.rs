@@ -287,8 +287,8 @@ fn sdpa_of(storage: Storage, attention: &Attention) -> Option<Sdpa> {
 
 /// Computes `dq`, `dk` and `dv`. Shapes: [`super`].
 ///
-/// The bits are always the same only if `MESHWRIGHT_ATTENTION` is `own` or `repeatable`. Gradients that are
-/// overwritten are computed by the fastest kernel there is, as in [`forward`].
+/// The bits are always the same only if `MESHWRIGHT_ATTENTION` is `own` or `repeatable`. Gradients
+/// that are overwritten are computed by the fastest kernel there is, as in [`forward`].
 ///
 /// # Errors
 /// As [`forward`].

@@ -198,9 +198,9 @@ fn schedules_are_drawn_within_the_columns() {
         assert!(widest <= Some(100), "{out}");
     }
     let out = plan("schedule 1f1b --stages 4 --micro-batches 64").out;
-    assert!(out.contains("its start // its end\nd0 F0"), "{out}");
+    assert!(out.contains("its start // its end\np0 F0"), "{out}");
     let out = plan("schedule zb_v --stages 4 --micro-batches 8 --against 1f1b").out;
-    let head = out.split_once("\n\nzb_v\nd0").expect("the figures come first").0;
+    let head = out.split_once("\n\nzb_v\np0").expect("the figures come first").0;
     for part in ["schedule   zb_v\nmakespan   25.5", "schedule   1f1b\nmakespan   33"] {
         assert!(head.contains(part), "{head}");
     }
@@ -221,7 +221,7 @@ fn a_schedule_is_reported_and_drawn() {
 fn two_schedules_are_held_against_each_other() {
     let words = "schedule zb_h1 --against 1f1b --stages 4 --micro-batches 8";
     let out = plan(words).out;
-    assert!(out.contains("zb_h1\nd0 F0") && out.contains("1f1b\nd0 F0"), "{out}");
+    assert!(out.contains("zb_h1\np0 F0") && out.contains("1f1b\np0 F0"), "{out}");
     assert!(
         out.contains("zb_h1 is 6 (18.2 %) shorter than 1f1b: on average a rank waits"),
         "{out}"
@@ -248,8 +248,8 @@ fn a_plan_says_why_its_schedule_wins() {
     let run = plan(&format!("{words} -o {path}"));
     assert_eq!(run.code, 0, "{run:?}");
     let out = plan(&format!("explain {path}")).out;
-    assert!(out.contains("\nzb_v, its start // its end\nd0 F0"), "{out}");
-    assert!(out.contains("\n1f1b, its start // its end\nd0 F0"), "{out}");
+    assert!(out.contains("\nzb_v, its start // its end\np0 F0"), "{out}");
+    assert!(out.contains("\n1f1b, its start // its end\np0 F0"), "{out}");
     assert!(out.contains("shorter than 1f1b: on average a rank"), "{out}");
 }
 

@@ -1,7 +1,7 @@
 //! Bound over every cut of a pipeline with several chunks per rank: layers are whole.
 //!
 //! A rank with `n` layers takes no less than a row: the passes before its first, all its own and
-//! those that must follow them. The other stages on these paths hold as few layers as any stage may.
+//! those that must follow them. The other stages on these paths hold as few layers as any may.
 //! So a limit on the time says how many layers each rank holds at most, and where these are fewer
 //! than the model's in all, no cut lies below the limit. Recomputation is what the memory of a rank
 //! with `n` layers makes necessary, relaxed as in [`super::candidates`].

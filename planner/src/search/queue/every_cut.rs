@@ -14,8 +14,8 @@ const FIRST_SHARE: u64 = 1 << 10;
 const OWN_SHARE: u64 = 4;
 /// An integer program with less work would mostly end with its first relaxation.
 const LEAST_WORK: u64 = 10_000;
-/// Chains kept per pipeline: more than of listed cuts ([`super::LISTED_PATHS`]), since programs over
-/// every cut begin from them.
+/// Chains kept per pipeline: more than of listed cuts ([`super::LISTED_PATHS`]), since programs
+/// over every cut begin from them.
 const EVERY_CUT_PATHS: usize = 64;
 
 impl Run<'_> {
