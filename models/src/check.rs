@@ -628,6 +628,8 @@ fn proof(plan: &Plan, checks: &mut Checks) {
     let gap =
         if proof.proven_optimal { proof.gap == 0.0 } else { (0.0..=1.0).contains(&proof.gap) };
     checks.that(gap, "proof.gap", proof.gap, "0 where proven_optimal, else 0 to 1");
+    let said = proof.proven_optimal || proof.gap > 0.0;
+    checks.that(said, "proof.proven_optimal", proof.proven_optimal, "true where proof.gap is 0");
     let searched = (0.0..=proof.gap).contains(&proof.searched_gap);
     checks.that(searched, "proof.searched_gap", proof.searched_gap, "0 to proof.gap");
 }

@@ -98,7 +98,7 @@ pub enum Error {
     Cpu(#[from] kernels::CpuError),
     /// A loss or norm that is not finite: the run cannot go on.
     #[error(
-        "step {step} of {steps}: the {what} is {value}; the run stops before it spoils the weights"
+        "step {step} of {steps}: the {what} is {value}; the run stops before this step's update"
     )]
     NotFinite {
         /// The step, counted from 1.

@@ -88,7 +88,9 @@ impl Statements<'_> {
             Op::AllGather { to, .. } | Op::StartAllGather { to, .. } => to,
             Op::ReduceScatter { x, .. } | Op::StartReduceScatter { x, .. } => x,
             Op::AllReduce { x, .. } | Op::StartAllReduce { x, .. } => x,
-            Op::AllReduceNumbers { .. } => return Some(4 * self.lowered.sizes.tokens),
+            Op::AllReduceNumbers { .. } => {
+                return Some(self.element_bytes.max(4) * self.lowered.sizes.tokens);
+            }
             _ => return None,
         };
         self.elements(of).map(|elements| elements * self.element_bytes)

@@ -326,7 +326,7 @@ pub fn shard(lowered: &Lowered, element_bytes: u64) -> Json {
     let Some(shard) = &lowered.shard else { return Json::Null };
     let sizes = &lowered.sizes;
     let tokens = text::size(sizes.tokens * sizes.hidden * element_bytes);
-    let numbers = text::size(4 * sizes.tokens);
+    let numbers = text::size(element_bytes.max(4) * sizes.tokens);
     use models::schedule::VocabPasses::{Interlaced, Naive, One, Two};
     let traffic = match shard.passes {
         Naive => vec![

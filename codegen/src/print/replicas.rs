@@ -14,6 +14,8 @@ pub struct Replicas {
     dense: u64,
     /// Likewise of experts, if the segment has any.
     experts: Option<u64>,
+    /// The axes of the mesh along which they lie.
+    axes: &'static str,
 }
 
 impl Replicas {
@@ -29,7 +31,8 @@ impl Replicas {
         let of_experts =
             |split: &models::mesh::ExpertSplit| group(mesh.folded_ranks() / (split.ep * split.etp));
         let experts = experts.as_ref().filter(|_| has_experts).map(of_experts);
-        Self { stage: *stage, dense: group(mesh.dp * mesh.cp), experts }
+        let axes = if mesh.cp > 1 { "dp and cp" } else { "dp" };
+        Self { stage: *stage, dense: group(mesh.dp * mesh.cp), experts, axes }
     }
 
     /// The type of their `Parameters`.
@@ -56,8 +59,8 @@ impl Replicas {
             |note: &str| commented(format!("let ctx = &self.{of}.gather(ctx)?;"), note, indent);
         match self.stage {
             0 => vec![format!("let ctx = &self.{of}.weights(ctx)?;")],
-            3 => gathers("dp: all-gather of weights"),
-            _ => gathers("dp: updates, gathered once a step"),
+            3 => gathers(&format!("{}: all-gather of weights", self.axes)),
+            _ => gathers(&format!("{}: updates, gathered once a step", self.axes)),
         }
     }
 
@@ -66,11 +69,14 @@ impl Replicas {
     pub fn reduces(self, to: &str, of: &str, indent: usize) -> Vec<String> {
         let (call, note) = match self.stage {
             0 if self.only_one() => ("complete", ""),
-            0 => ("all_reduce", "dp: all-reduce, once a step"),
-            1 => ("reduce_scatter", "dp: reduce-scatter, once a step"),
-            _ => ("reduce_scatter", "dp: reduce-scatter"),
+            0 => ("all_reduce", "all-reduce, once a step"),
+            1 => ("reduce_scatter", "reduce-scatter, once a step"),
+            _ => ("reduce_scatter", "reduce-scatter"),
         };
         let code = format!("{to}self.{of}.{call}(gradients)?;");
-        if note.is_empty() { vec![code] } else { commented(code, note, indent) }
+        match note {
+            "" => vec![code],
+            note => commented(code, &format!("{}: {note}", self.axes), indent),
+        }
     }
 }

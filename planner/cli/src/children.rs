@@ -29,13 +29,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Clone, Default)]
 pub struct Asked(Arc<AtomicUsize>);
 
+/// Signals that follow another within this time are the same request: `timeout` signals its child,
+/// then the child's process group.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
+
+/// A trainer's exit code for invalid input.
+const INPUT: u8 = 2;
+
 impl Asked {
     /// Counts Ctrl-C, SIGTERM and SIGHUP from now on, instead of ending.
     pub fn listen() -> Result<Self, Failure> {
         let asked = Self::default();
         let count = asked.0.clone();
+        let mut last: Option<Instant> = None;
         let heard = move || {
-            count.fetch_add(1, Ordering::Relaxed);
+            if last.is_none_or(|last| last.elapsed() >= ONE_REQUEST) {
+                last = Some(Instant::now());
+                count.fetch_add(1, Ordering::Relaxed);
+            }
         };
         ctrlc::set_handler(heard).map_err(|error| Failure::Bug(error.into()))?;
         Ok(asked)
@@ -84,10 +95,12 @@ pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), 
                     if let Some(signal) = signal(status).filter(|_| passed_on == 0 && !killed) {
                         say(&format!("error: {name} was ended by {}", in_words(signal)));
                     }
-                    failed.get_or_insert_with(|| {
-                        first_code = exit_code(status, passed_on > 0);
-                        Instant::now()
-                    });
+                    let code = exit_code(status, passed_on > 0);
+                    // A rank that refuses its input makes the others fail, perhaps earlier.
+                    if first_code == 0 || (code == INPUT && !killed) {
+                        first_code = code;
+                    }
+                    failed.get_or_insert_with(Instant::now);
                 }
             }
         }

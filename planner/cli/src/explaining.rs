@@ -99,7 +99,7 @@ fn explanation(
     let mut asker = Asker::new(request, (own_s, least_s), each, &mut show, vec![]);
     let found = asker.explain(&plan.decisions, &mut |part, tried| {
         // The progress line makes room for the alternative.
-        progress.replace(Progress::new());
+        progress.borrow_mut().clear();
         if failure.is_none() {
             failure = print(part, tried).err();
         }

@@ -57,7 +57,7 @@ pub fn run(args: &LaunchArgs) -> Result<(), Failure> {
     let (commands, help) = match args.processes {
         Some(processes) if args.mpi => (vec![mpirun(&trainer, processes)], MPIRUN),
         Some(processes) => (side_by_side(&trainer, processes)?, REBUILD),
-        None => (vec![Command::new(trainer)], REBUILD),
+        None => (vec![of_no_launcher(&trainer)], REBUILD),
     };
     run_all(commands.into_iter().map(with_flags).collect(), help, &Asked::listen()?)
 }
@@ -139,6 +139,31 @@ fn random_token() -> Result<String, Failure> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Variables by which the runtime learns its rank (`runtime::launch::launcher`).
+const LAUNCHERS: [&str; 12] = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "JOB_COMPLETION_INDEX",
+    "MASTER_ADDR",
+];
+
+/// A process that is told nothing by the launcher under which this one may run.
+fn of_no_launcher(trainer: &Path) -> Command {
+    let mut command = Command::new(trainer);
+    LAUNCHERS.iter().for_each(|variable| {
+        command.env_remove(variable);
+    });
+    command
+}
+
 /// One process per rank, which meet at a free port of this machine and authenticate each other by a
 /// random token. Their environment is the one torchrun would set.
 fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure> {
@@ -146,13 +171,15 @@ fn side_by_side(trainer: &Path, processes: u64) -> Result<Vec<Command>, Failure>
     let meeting = free.map_err(|error| Failure::Bug(error.into()))?.to_string();
     let token = random_token()?;
     let command = |rank: u64| {
-        let mut command = Command::new(trainer);
+        let mut command = of_no_launcher(trainer);
         // Not on the command line, which every user of this machine can read.
         command.env(TOKEN, &token);
         let [rank, size] = [rank, processes].map(|n| n.to_string());
         command.envs([("RANK", &rank), ("LOCAL_RANK", &rank)]);
         command.envs([("WORLD_SIZE", &size), ("LOCAL_WORLD_SIZE", &size)]);
-        command.args(["--rendezvous", &meeting]);
+        if processes > 1 {
+            command.args(["--rendezvous", &meeting]);
+        }
         command
     };
     Ok((0..processes).map(command).collect())

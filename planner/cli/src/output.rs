@@ -242,12 +242,21 @@ impl Progress {
         Self { begun: Instant::now(), bar: None }
     }
 
+    /// Removes the line until the next call of [`Self::show`].
+    pub fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
     /// Shows the best plan so far, how far from the best possible it may be, and how many
     /// combinations are settled.
     pub fn show(&mut self, standing: Standing) {
         let Standing { settled, all, best_s, bound_s } = standing;
         if self.bar.is_none() && self.begun.elapsed() > QUIET && io::stderr().is_terminal() {
-            self.bar = Some(bar(all));
+            let bar = bar(all);
+            bar.enable_steady_tick(QUIET);
+            self.bar = Some(bar);
         }
         if let Some(bar) = &self.bar {
             bar.set_length(all);
@@ -262,9 +271,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.clear();
     }
 }
 

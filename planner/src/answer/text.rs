@@ -377,11 +377,14 @@ pub fn faster_with(answer: &Answer) -> String {
     let own_s = answer.plan.predicted.iteration_s;
     let words = |with: &FasterWith| {
         let percent = 100.0 * (1.0 - with.iteration_s / own_s);
-        let FasterWith { setting, iteration_s } = with;
+        let FasterWith { setting, iteration_s, idle } = with;
         let time = seconds(*iteration_s);
-        let words =
-            format!("{setting}: {time} a step, {percent:.1} % less; not searched unless set");
-        line("faster", &words)
+        let why = match idle {
+            0 => "not searched unless set".to_owned(),
+            1 => "1 GPU idle".to_owned(),
+            idle => format!("{} GPUs idle", thousands(*idle)),
+        };
+        line("faster", &format!("{setting}: {time} a step, {percent:.1} % less; {why}"))
     };
     answer.faster_with.iter().map(words).collect()
 }

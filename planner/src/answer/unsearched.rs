@@ -1,4 +1,4 @@
-//! Settings that the search leaves out unless they are asked for, tried on a plan.
+//! What the search leaves out unless it is asked for, tried on a plan: settings, and fewer GPUs.
 
 use crate::answer::report::Answer;
 use crate::pricing::cost_cache::CostCache;
@@ -18,18 +18,26 @@ const LEAST_GAIN: f64 = 1e-3;
 const SHARE: f64 = 0.5;
 const MOST: Duration = Duration::from_secs(2);
 
-/// A setting with which a faster plan is known.
+/// What makes a faster plan, that is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FasterWith {
-    /// As for `--set`. Post-validation may need other decisions to be set, too.
-    pub setting: &'static str,
+    /// As for `--set`, or `--gpus N`. Post-validation may need other decisions to be set, too.
+    pub setting: String,
     /// The time of that plan, s.
     pub iteration_s: f64,
+    /// GPUs that it leaves idle.
+    pub idle: u64,
 }
 
-/// The settings that make an answer faster. Nothing is proven of others.
+/// Fewer GPUs are tried that are a multiple of the least power of two from this part of them on,
+/// and of the next. Where the number has few divisors, degrees that divide it suit no node.
+const PARTS: u64 = 16;
+
+/// What makes an answer faster. Nothing is proven of what else might.
 pub fn faster_with(request: &Request, answer: &Answer, progress: Progress<'_>) -> Vec<FasterWith> {
-    let found = [post_validation(request, answer), activations(request, answer, progress)];
+    let mut found = vec![post_validation(request, answer)];
+    found.push(activations(request, answer, progress));
+    found.push(fewer_gpus(request, answer, progress));
     let below_s = (1.0 - LEAST_GAIN) * answer.plan.predicted.iteration_s;
     found.into_iter().flatten().filter(|found| found.iteration_s < below_s).collect()
 }
@@ -50,8 +58,8 @@ fn post_validation(request: &Request, answer: &Answer) -> Option<FasterWith> {
     }
     let cache = CostCache::new(&request.model, &request.cluster, request.gpus);
     let Found { priced, .. } = Found::new(&cache, decisions, answer.placed.clone())?;
-    let setting = "post_validation=true";
-    priced.fits.then_some(FasterWith { setting, iteration_s: priced.iteration_s })
+    let setting = "post_validation=true".to_owned();
+    priced.fits.then_some(FasterWith { setting, iteration_s: priced.iteration_s, idle: 0 })
 }
 
 /// The fastest plan that is found in the time left with activations on the host, where the plan
@@ -64,16 +72,41 @@ fn activations(request: &Request, answer: &Answer, progress: Progress<'_>) -> Op
     }
     let restrictions =
         Restrictions { offload: Choice::of(&[Offload::Activations]), ..asked.clone() };
+    let task = faster_task(request, answer.plan.predicted.iteration_s);
+    let task = Task { restrictions: &restrictions, ..task };
+    let Found { priced, .. } = search(&task, progress).best?;
+    let setting = "offload=activations".to_owned();
+    Some(FasterWith { setting, iteration_s: priced.iteration_s, idle: 0 })
+}
+
+/// The search for a plan below `own_s`, in a part of the time left.
+fn faster_task(request: &Request, own_s: f64) -> Task<'_> {
     let until = request.task().until.share(SHARE);
     let latest = Instant::now() + MOST;
     let deadline = Some(until.deadline.map_or(latest, |deadline| deadline.min(latest)));
-    let task = Task {
-        restrictions: &restrictions,
-        cutoff_s: (1.0 - LEAST_GAIN) * answer.plan.predicted.iteration_s,
+    Task {
+        cutoff_s: (1.0 - LEAST_GAIN) * own_s,
         every_cut_work: 0,
         until: Until { deadline, ..until },
         ..request.task()
-    };
-    let Found { priced, .. } = search(&task, progress).best?;
-    Some(FasterWith { setting: "offload=activations", iteration_s: priced.iteration_s })
+    }
+}
+
+/// The fastest plan that is found in the time left on fewer GPUs, whose number is rounder.
+fn fewer_gpus(request: &Request, answer: &Answer, progress: Progress<'_>) -> Option<FasterWith> {
+    let mut best: Option<FasterWith> = None;
+    let unit = request.gpus.div_ceil(PARTS).next_power_of_two();
+    for gpus in [unit, 2 * unit].map(|unit| request.gpus / unit * unit) {
+        if gpus == 0 || gpus == request.gpus || request.task().is_stopped() {
+            continue;
+        }
+        let known_s = answer.plan.predicted.iteration_s;
+        let own_s = best.as_ref().map_or(known_s, |best| best.iteration_s);
+        let task = Task { gpus, ..faster_task(request, own_s) };
+        if let Some(Found { priced, .. }) = search(&task, progress).best {
+            let (setting, idle) = (format!("--gpus {gpus}"), request.gpus - gpus);
+            best = Some(FasterWith { setting, iteration_s: priced.iteration_s, idle });
+        }
+    }
+    best
 }

@@ -36,7 +36,9 @@ use good_lp::{
 };
 use highs::{HighsModelStatus, HighsSolutionStatus, Model, SolvedModel};
 use std::ops::AddAssign;
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility
 /// tolerance, with times scaled to about a thousand.
@@ -260,12 +262,18 @@ impl Program {
     /// limits say: its work, and the optimum, `None` where nothing lies below the cut-off; no
     /// optimum where that is not known.
     pub(super) fn relaxed(self, limits: Limits<'_>) -> (u64, Option<Option<Relaxed>>) {
+        let Limits { work, until, .. } = limits;
+        let left = until.left();
+        unless_interrupted(until, move || self.relaxed_within(work, left)).unwrap_or((1, None))
+    }
+
+    fn relaxed_within(self, work: u64, left: Option<Duration>) -> (u64, Option<Option<Relaxed>>) {
         let Ok(mut model) = self.model.try_into_inner() else { return (1, None) };
-        let iterations = (limits.work * ALONE / self.size).max(FEWEST_ITERATIONS);
+        let iterations = (work * ALONE / self.size).max(FEWEST_ITERATIONS);
         model.set_option("simplex_iteration_limit", i32::try_from(iterations).unwrap_or(i32::MAX));
         model.set_option("threads", 1);
         model.set_option("primal_feasibility_tolerance", 1e-9);
-        if let Some(left) = limits.until.left() {
+        if let Some(left) = left {
             model.set_option("time_limit", left.as_secs_f64());
         }
         let Ok(solved) = model.try_solve() else { return (1, None) };
@@ -289,6 +297,11 @@ impl Program {
 
     /// Solves the program, each time with at most this much work, counted as in [`Limits::work`].
     fn solve(self, work: u64, until: Until<'_>) -> Solved {
+        let deadline = until.deadline;
+        unless_interrupted(until, move || self.solve_by(work, deadline)).unwrap_or_default()
+    }
+
+    fn solve_by(self, work: u64, deadline: Option<Instant>) -> Solved {
         let Self { model, chosen, size, scale, presolve } = self;
         let Ok(mut model) = model.try_into_inner() else { return Solved::default() };
         let nodes = work / (size * ITERATIONS_A_NODE).max(1);
@@ -301,7 +314,8 @@ impl Program {
         let mut best = Solved::default();
         for presolve in presolve {
             model.set_option("presolve", *presolve);
-            if let Some(left) = until.left() {
+            if let Some(deadline) = deadline {
+                let left = deadline.saturating_duration_since(Instant::now());
                 model.set_option("time_limit", left.as_secs_f64());
             }
             let Ok(solved) = model.try_solve() else { return best };
@@ -314,6 +328,28 @@ impl Program {
         best
     }
 }
+
+/// Runs the solver, which cannot be interrupted. Without a deadline it runs on a thread of its own,
+/// which is left alone at the user's interrupt: `None` then.
+fn unless_interrupted<T: Send + 'static>(
+    until: Until<'_>,
+    solver: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    if until.deadline.is_some() || until.interrupt.is_none() {
+        return Some(solver());
+    }
+    let (send, receive) = mpsc::channel();
+    thread::spawn(move || send.send(solver()));
+    loop {
+        match receive.recv_timeout(LOOK_EVERY) {
+            Err(RecvTimeoutError::Timeout) if !until.is_interrupted() => {}
+            found => return found.ok(),
+        }
+    }
+}
+
+/// How often a thread that waits for the solver asks whether the user interrupts.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Solved {
     fn new(

@@ -77,6 +77,9 @@ pub fn open(path: &Path, seq_len: usize, seed: u64) -> Result<Box<dyn Samples>, 
     if path.is_dir() {
         return Err(Error::file(path, format!("it is a directory; {FORMATS}")));
     }
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(Error::file(path, format!("it is a pipe or a device; {FORMATS}")));
+    }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("safetensors") => Ok(Box::new(InOrder::open(path, seq_len)?)),
         Some("bin" | "idx") => Ok(Box::new(Indexed::open(path, seq_len, seed)?)),

@@ -5,8 +5,8 @@ use crate::error::Error;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Whether somebody has asked the run to end.
 #[derive(Clone, Debug, Default)]
@@ -17,10 +17,16 @@ pub struct Interrupt {
 #[derive(Debug, Default)]
 struct State {
     asked: AtomicBool,
+    /// When it was asked first.
+    since: OnceLock<Instant>,
     progress: AtomicU8,
     /// Files that are worthless if the process ends at once.
     unfinished: Mutex<Vec<PathBuf>>,
 }
+
+/// Signals that follow the first within this time are the same request: `timeout` signals its child,
+/// then the child's process group.
+const ONE_REQUEST: Duration = Duration::from_millis(500);
 
 /// No step is done yet, so there is nothing to wait for.
 const STARTING: u8 = 0;
@@ -96,8 +102,12 @@ impl Interrupt {
 impl State {
     fn interrupted(state: &Arc<Self>, patience: Duration) {
         if state.asked.swap(true, Ordering::Relaxed) {
+            if state.since.get().is_some_and(|since| since.elapsed() < ONE_REQUEST) {
+                return;
+            }
             state.quit("interrupted again: ends at once");
         }
+        state.since.get_or_init(Instant::now);
         match state.progress.load(Ordering::Relaxed) {
             STARTING => state.quit("interrupted: ends at once, no step is done yet"),
             STEPPING => {

@@ -27,8 +27,9 @@ struct Variables {
     local_rank: &'static str,
 }
 
-/// Launchers in the order of lookup: one that may run inside another comes first, so that `mpirun`
-/// within Slurm counts as `mpirun`.
+/// All launchers. Where several have set their variables, one runs inside another: the one with the
+/// most processes counts, such as `torchrun` in each task of `srun`. Of equals the first counts, so
+/// that `mpirun` within Slurm counts as `mpirun`.
 const KNOWN: [Variables; 5] = [
     Variables {
         launcher: Launcher::OpenMpi,
@@ -92,6 +93,7 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
         let Some(text) = variable(name) else { return Ok(None) };
         text.trim().parse().map(Some).map_err(|_| wrong(name, &text, "a whole number"))
     };
+    let mut places: Vec<ProcessPlace> = Vec::new();
     for known in &KNOWN {
         let (Some(rank), Some(world)) = (number(known.rank)?, number(known.world)?) else {
             continue;
@@ -109,13 +111,12 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
             return Err(wrong(known.local_size, "0", "1 or more"));
         }
         let local_rank = number(known.local_rank)?;
-        return Ok(Some(ProcessPlace {
-            launcher: known.launcher,
-            rank,
-            world,
-            local_size,
-            local_rank,
-        }));
+        let launcher = known.launcher;
+        places.push(ProcessPlace { launcher, rank, world, local_size, local_rank });
+    }
+    let innermost = places.into_iter().rev().max_by_key(|place| place.world);
+    if innermost.is_some() {
+        return Ok(innermost);
     }
     match number("WORLD_SIZE")? {
         Some(2..) => Err(Error::World {
@@ -323,6 +324,17 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "8"),
         ];
         assert_eq!(of(&both), Ok(Some(place(Launcher::OpenMpi, 6, 8, None))));
+        let equals = [both[2], both[3], ("SLURM_PROCID", "6"), ("SLURM_STEP_NUM_TASKS", "8")];
+        assert_eq!(of(&equals), Ok(Some(place(Launcher::OpenMpi, 6, 8, None))));
+    }
+
+    #[test]
+    fn torchrun_within_tasks_of_pmi_is_torchruns() {
+        for tasks in ["1", "4"] {
+            let both =
+                [("PMI_RANK", "0"), ("PMI_SIZE", tasks), ("RANK", "9"), ("WORLD_SIZE", "16")];
+            assert_eq!(of(&both), Ok(Some(place(Launcher::Torchrun, 9, 16, None))));
+        }
     }
 
     #[test]

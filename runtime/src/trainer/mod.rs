@@ -56,6 +56,7 @@ pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
 fn exit_code(error: &Error) -> u8 {
     match error {
         Error::File { .. } | Error::Flag { .. } | Error::World { .. } | Error::Passes { .. } => 2,
+        Error::Unread { .. } => 2,
         Error::Interrupted { .. } | Error::NotStarted => INTERRUPTED,
         _ => 1,
     }
@@ -77,6 +78,8 @@ fn is_said_by_another(error: &Error, rank: usize) -> bool {
     match error {
         Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
         Error::Flag { .. } | Error::Passes { .. } => rank > 0,
+        // The rank that cannot read says why.
+        Error::Unread { .. } => true,
         Error::Comm(CommError::Lost { peer, .. }) => rank > 0 && peer.rank > 0,
         // The rank that gave up has said why, unless it is silent itself.
         Error::Comm(CommError::Aborted { peer, .. }) => rank > 0 || peer.rank == 0,
@@ -93,6 +96,12 @@ fn start<T: TrainedDtype<S>, S: Sync>(stages: &S, flags: &Flags) -> Result<(), E
         interrupt.ask_at_end_of(std::io::stdin(), patience);
     }
     match place.filter(|place| place.world > 1) {
+        None if flags.rendezvous.is_some() => Err(Error::Flag {
+            flag: "rendezvous",
+            problem: "this is the only process, which trains all ranks as threads; valid: without \
+                      it, or with RANK and WORLD_SIZE of several processes"
+                .to_owned(),
+        }),
         None => train::<T, S>(stages, flags, &interrupt),
         Some(place) => {
             let (spec, interrupt) = (&T::spec(stages), &interrupt);
@@ -321,8 +330,10 @@ mod tests {
         assert_eq!(silent(&Error::NotStarted), [false; 4]);
         let missing = Error::Flag { flag: "data", problem: "no.bin: not found".to_owned() };
         assert_eq!(silent(&missing), [false, true, true, true]);
-        // The data of a step that one rank alone cannot read: the others say that it says why.
-        let unread = Error::file("tokens.bin".as_ref(), "it ends early");
-        assert_eq!(silent(&unread), [false; 4]);
+        // The data of a step that one rank alone cannot read: it says why, the others nothing.
+        let ends = Error::file("tokens.bin".as_ref(), "it ends early");
+        assert_eq!(silent(&ends), [false; 4]);
+        let unread = Error::Unread { step: 3, rank: 2 };
+        assert_eq!((silent(&unread), exit_code(&unread)), ([true; 4], exit_code(&ends)));
     }
 }

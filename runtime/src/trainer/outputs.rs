@@ -28,6 +28,7 @@ impl Outputs {
     /// each, for which there must be room.
     pub fn open(flags: &Flags, model_bytes: u64) -> Result<Self, Error> {
         refuse_inputs(flags)?;
+        refuse_one_file_twice(flags)?;
         let open = |flag: &'static str, path: &Option<PathBuf>, bytes| {
             path.as_deref().map(|path| NewFile::open(flag, path, bytes)).transpose()
         };
@@ -72,6 +73,28 @@ fn refuse_inputs(flags: &Flags) -> Result<(), Error> {
             let problem = format!("{path} is read by --{of}; valid: a file of its own");
             return Err(Error::Flag { flag, problem });
         }
+    }
+    Ok(())
+}
+
+/// Refuses two flags that name one file: the second to be written would replace the first.
+fn refuse_one_file_twice(flags: &Flags) -> Result<(), Error> {
+    let place = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        let file = folder.join(path.file_name()?);
+        let is_file = file.metadata().map_or(true, |found| found.is_file());
+        is_file.then(|| file.canonicalize().unwrap_or(file))
+    };
+    let mut known: Vec<(&str, PathBuf)> = Vec::new();
+    for (flag, path) in named(flags) {
+        let Some((path, file)) = path.and_then(|path| Some((path, place(path)?))) else { continue };
+        if let Some((other, _)) = known.iter().find(|(_, known)| *known == file) {
+            let path = path.display();
+            let problem = format!("{path} is written by --{other}; valid: a file of its own");
+            return Err(Error::Flag { flag, problem });
+        }
+        known.push((flag, file));
     }
     Ok(())
 }

@@ -251,10 +251,14 @@ fn enough_samples(samples: &dyn Samples, flags: &Flags, spec: &TrainerSpec) -> R
     if samples.repeats() || flags.steps <= most {
         return Ok(());
     }
+    let length = samples.len();
+    if most == 0 {
+        let problem = format!("it has {length} samples; valid: at least {batch}, those of a step");
+        return Err(Error::Flag { flag: "data", problem });
+    }
+    let steps = flags.steps;
     let problem = format!(
-        "{} steps of {batch} samples; the data has {} samples: valid: up to {most}",
-        flags.steps,
-        samples.len()
+        "{steps} steps of {batch} samples; the data has {length} samples: valid: up to {most}"
     );
     Err(Error::Flag { flag: "steps", problem })
 }
