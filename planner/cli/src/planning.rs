@@ -21,7 +21,7 @@ use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory}
 use planner::answer::report::{Answer, NotRunnable, TOOL};
 use planner::answer::shortage;
 use planner::answer::text::{self, bytes, line};
-use planner::answer::unsearched::faster_with;
+use planner::answer::unsearched::{faster_with, rounder};
 use planner::order::choice::{self, How, Kept};
 use planner::request::Request;
 use planner::request::Task;
@@ -48,6 +48,8 @@ const ORDER_S: f64 = 60.0;
 /// Share of the time for the plan itself where alternatives are asked for. The plan's search prices
 /// most of them on its way, and that of README's request takes 0.7 to 0.9 s.
 const BEFORE_ALTERNATIVES: f64 = 0.7;
+/// The same where fewer GPUs are tried beside it.
+const BEFORE_FEWER: f64 = 0.8;
 /// The same where it is compared with what our trainer cannot run.
 const BESIDE_ALL: f64 = 0.5;
 /// Share of the time left for a configuration that fits; the rest is for what does not.
@@ -73,6 +75,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let share = match by_time {
         true if request.runnable => BESIDE_ALL,
         true if args.top > 0 => BEFORE_ALTERNATIVES,
+        true if known.is_none() && !rounder(request.gpus).is_empty() => BEFORE_FEWER,
         _ => 1.0,
     };
     let patience = Patience { answer_s: default_s, share, is_default: args.limit.is_default() };

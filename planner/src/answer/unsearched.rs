@@ -92,13 +92,19 @@ fn faster_task(request: &Request, own_s: f64) -> Task<'_> {
     }
 }
 
+/// Fewer GPUs, of rounder numbers; none for a number that is round itself.
+pub fn rounder(gpus: u64) -> Vec<u64> {
+    let unit = gpus.div_ceil(PARTS).next_power_of_two();
+    let fewer = [unit, 2 * unit].map(|unit| gpus / unit * unit);
+    fewer.into_iter().filter(|&fewer| 0 < fewer && fewer < gpus).collect()
+}
+
 /// The fastest plan that is found in the time left on fewer GPUs, whose number is rounder.
 fn fewer_gpus(request: &Request, answer: &Answer, progress: Progress<'_>) -> Option<FasterWith> {
     let mut best: Option<FasterWith> = None;
-    let unit = request.gpus.div_ceil(PARTS).next_power_of_two();
-    for gpus in [unit, 2 * unit].map(|unit| request.gpus / unit * unit) {
-        if gpus == 0 || gpus == request.gpus || request.task().is_stopped() {
-            continue;
+    for gpus in rounder(request.gpus) {
+        if request.task().is_stopped() {
+            break;
         }
         let known_s = answer.plan.predicted.iteration_s;
         let own_s = best.as_ref().map_or(known_s, |best| best.iteration_s);
@@ -109,4 +115,37 @@ fn fewer_gpus(request: &Request, answer: &Answer, progress: Progress<'_>) -> Opt
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{faster_with, rounder};
+    use crate::answer::report::Answer;
+    use crate::request::flags::Flags;
+    use crate::request::{Request, Task};
+    use crate::search::search;
+
+    #[test]
+    fn numbers_with_few_divisors_have_rounder_ones_below() {
+        assert_eq!(rounder(1000), [960, 896]);
+        assert_eq!(rounder(504), [480, 448]);
+        assert_eq!(rounder(7), [6]);
+        for round in [1, 2, 8, 64, 96, 768, 3072, 16_384] {
+            assert_eq!(rounder(round), [0; 0], "{round}");
+        }
+    }
+
+    #[test]
+    fn fewer_gpus_that_are_faster_are_named() {
+        let flags = Flags { model: "gpt_1.7b".to_owned(), gpus: 36, ..Flags::default() };
+        let request = Request::new(&flags).expect("it is shipped");
+        let task = Task { every_cut_work: 0, ..request.task() };
+        let answer = Answer::new(&request, search(&task, &mut |_| {})).expect("it fits");
+        let found = faster_with(&request, &answer, &mut |_| {});
+        let fewer = found.iter().find(|found| found.setting.starts_with("--gpus"));
+        let fewer = fewer.expect("9 stages are slower than 8");
+        let gpus: u64 = fewer.setting[7..].parse().expect("a number");
+        assert_eq!(gpus + fewer.idle, 36);
+        assert!(fewer.iteration_s < answer.plan.predicted.iteration_s);
+    }
 }
