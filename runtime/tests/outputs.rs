@@ -403,6 +403,41 @@ fn a_first_sigterm_ends_a_run_behind_its_step() {
     assert!(TensorFile::open(&weights).is_ok());
 }
 
+/// `timeout` signals its child, and then the child's process group.
+#[test]
+fn signals_at_once_are_one_request() {
+    let folder = Folder::new("sigterm-twice");
+    let (metrics, weights) = (folder.file("m"), folder.file("w"));
+    let mut command = trainer(&[("TP", "2")], &many_tokens(folder.path()), 100_000);
+    command.arg("--metrics").arg(&metrics).arg("--dump-weights").arg(&weights);
+    let child = command.spawn().unwrap();
+    wait_until("line of metrics", || count_lines(&metrics) > 0);
+    for _ in 0..3 {
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(130), "{said}");
+    assert!(!said.contains("interrupted again"), "{said}");
+    assert!(TensorFile::open(&weights).is_ok());
+}
+
+#[test]
+fn two_outputs_in_one_file_are_refused() {
+    let folder = Folder::new("one-file");
+    let file = folder.file("both");
+    for [first, second] in
+        [["--metrics", "--dump-weights"], ["--dump-gradients", "--trace"], ["--trace", "--metrics"]]
+    {
+        let mut command = trainer(&[], &golden_tokens(), 2);
+        command.arg(first).arg(&file).arg(second).arg(folder.path().join(".").join("both"));
+        let (code, said) = run(&mut command);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("both is written by --"), "{said}");
+        assert!(!file.exists(), "{said}");
+    }
+}
+
 /// Lines about steps.
 fn about_steps(said: &str) -> Vec<&str> {
     said.lines().filter(|line| line.starts_with("step ")).collect()

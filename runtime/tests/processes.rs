@@ -230,6 +230,18 @@ fn variables_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn a_process_that_is_alone_has_nobody_to_meet() {
+    for variables in [vec![], vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]] {
+        let folder = folder("alone");
+        let mut command = golden(&folder, 3);
+        command.envs(variables).arg("--rendezvous").arg(folder.join("meeting"));
+        let (code, said) = ended(command.spawn().unwrap());
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("--rendezvous: this is the only process"), "{said}");
+    }
+}
+
+#[test]
 fn a_gpu_that_is_not_there_ends_all_processes() {
     if cfg!(feature = "cuda") {
         return;

@@ -17,6 +17,9 @@ const RANKS: usize = 4;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A little longer than the time in which signals count as one.
+const ONE_REQUEST: Duration = Duration::from_millis(1100);
+
 /// Stands in for a trainer: the first signal ends it in an orderly way, the second at once, and so
 /// does the end of its input.
 const TRAINER: &str = r#"#!/bin/sh
@@ -24,6 +27,7 @@ cd "$(dirname "$0")"
 trap 'echo x >>"signals.$RANK"; [ "$(wc -l <"signals.$RANK")" -ge "${STUBBORN:-1}" ] && exit 130' TERM INT HUP
 echo "$MESHWRIGHT_TOKEN" >"token.$RANK"
 echo "$@" >"flags.$RANK"
+env >"env.$RANK"
 # A pipe for a standard input is read in the background, so that signals are heard at once.
 exec 3<&0
 [ "$MESHWRIGHT_ENDS_WITH_STDIN" = 1 ] && { read -r nothing <&3; touch "input.$RANK"; kill -TERM $$; } &
@@ -59,6 +63,9 @@ fn launched(folder: &Path, stubborn: u32) -> Child {
         .arg(folder)
         .env("CARGO", folder.join("cargo"))
         .env("STUBBORN", stubborn.to_string())
+        // As under mpirun or srun.
+        .envs([("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")])
+        .envs([("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("SLURM_PROCID", "0")])
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
@@ -116,9 +123,24 @@ fn a_second_signal_is_passed_on_too() {
     signal(&child, "TERM");
     wait_until("a signal", || all(&folder, "signals") == ["x\n"; RANKS]);
     assert!(child.try_wait().unwrap().is_none());
+    std::thread::sleep(ONE_REQUEST);
     signal(&child, "TERM");
     assert_eq!(code(child), Some(130));
     assert_eq!(all(&folder, "signals"), ["x\nx\n"; RANKS]);
+}
+
+/// `timeout` signals its child, and then the child's process group.
+#[test]
+fn signals_at_once_are_one_request() {
+    let folder = trainer();
+    let mut child = launched(&folder, 2);
+    (0..5).for_each(|_| signal(&child, "TERM"));
+    wait_until("a signal", || all(&folder, "signals") == ["x\n"; RANKS]);
+    std::thread::sleep(ONE_REQUEST);
+    assert!(child.try_wait().unwrap().is_none());
+    assert_eq!(all(&folder, "signals"), ["x\n"; RANKS]);
+    signal(&child, "TERM");
+    assert_eq!(code(child), Some(130));
 }
 
 #[test]
@@ -127,6 +149,7 @@ fn ranks_that_do_not_end_at_once_are_ended() {
     let child = launched(&folder, 1000);
     signal(&child, "TERM");
     wait_until("a signal", || all(&folder, "signals") == ["x\n"; RANKS]);
+    std::thread::sleep(ONE_REQUEST);
     signal(&child, "TERM");
     assert_eq!(code(child), Some(130));
 }
@@ -149,6 +172,11 @@ fn ranks_meet_on_this_machine_with_a_token_of_this_run() {
         assert_eq!(code(child), Some(130));
         for flags in all(&folder, "flags") {
             assert!(flags.starts_with("--rendezvous 127.0.0.1:"), "{flags}");
+        }
+        for (rank, env) in all(&folder, "env").iter().enumerate() {
+            let has = |line: &str| env.lines().any(|of| of.starts_with(line));
+            assert!(has(&format!("RANK={rank}")) && has("WORLD_SIZE=4"), "{env}");
+            assert!(!["OMPI_", "PMI_", "SLURM_"].into_iter().any(has), "{env}");
         }
         let tokens = all(&folder, "token");
         assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
