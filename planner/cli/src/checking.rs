@@ -67,9 +67,7 @@ pub fn run(args: &CheckArgs) -> Result<(), Failure> {
         (true, Some(Verdict::Open { .. } | Verdict::Stopped { .. })) => {
             Err(Failure::Undecided("error: the proof was not verified\n"))
         }
-        (true, _) if found.prices == Prices::NoCluster => {
-            Err(Failure::Undecided("error: the plan was not priced again\n"))
-        }
+        (true, _) if found.prices == Prices::NoCluster => Err(Failure::Refused),
         (true, _) => Ok(()),
     }
 }

@@ -19,8 +19,9 @@ const MAX_DRAWN: usize = 64;
 /// Most stages times micro-batches for which an integer program finds an order within minutes.
 const MAX_ORDERED: usize = 128;
 
-/// Most passes: a schedule of this size is simulated and listed within seconds.
-const MAX_PASSES: usize = 1 << 22;
+/// Most passes and most stages: a schedule of this size is simulated and listed within ten seconds.
+const MAX_PASSES: usize = 1 << 20;
+const MAX_STAGES: usize = 1 << 12;
 
 /// Simulates a schedule by itself.
 pub fn run(args: &ScheduleArgs) -> Result<(), Failure> {
@@ -237,14 +238,17 @@ fn vocab(args: &ScheduleArgs) -> Result<Option<VocabRequest>, InputError> {
 fn within(request: &Request) -> Result<(), InputError> {
     let counts = [request.stages, request.micro_batches, request.chunks];
     let passes = counts.into_iter().try_fold(2, usize::checked_mul);
-    if passes.is_some_and(|passes| passes <= MAX_PASSES) {
+    let within = request.stages <= MAX_STAGES && passes.is_some_and(|passes| passes <= MAX_PASSES);
+    if within {
         return Ok(());
     }
     let [p, m, v] = counts;
     Err(InputError::new(format!(
         "--stages {p} --micro-batches {m} --chunks {v} are too many passes"
     ))
-    .help(format!("stages x micro-batches x chunks x 2 may be {MAX_PASSES} at most")))
+    .help(format!(
+        "stages x micro-batches x chunks x 2 may be {MAX_PASSES} at most, and stages {MAX_STAGES}"
+    )))
 }
 
 /// The figures of a simulated schedule.

@@ -181,6 +181,6 @@ fn a_plan_is_priced_again() {
     assert_eq!(slower.code, 2, "{slower:?}");
     assert!(slower.out.contains("predicted.iteration_s cannot be"), "{slower:?}");
     let elsewhere = edited("    name: dgx_h100", "    name: mine");
-    assert_eq!(elsewhere.code, 4, "{elsewhere:?}");
+    assert_eq!(elsewhere.code, 2, "{elsewhere:?}");
     assert!(elsewhere.out.contains("not priced again: no cluster `mine`"), "{elsewhere:?}");
 }

@@ -95,8 +95,10 @@ fn faster_task(request: &Request, own_s: f64) -> Task<'_> {
 /// Fewer GPUs, of rounder numbers; none for a number that is round itself.
 pub fn rounder(gpus: u64) -> Vec<u64> {
     let unit = gpus.div_ceil(PARTS).next_power_of_two();
-    let fewer = [unit, 2 * unit].map(|unit| gpus / unit * unit);
-    fewer.into_iter().filter(|&fewer| 0 < fewer && fewer < gpus).collect()
+    let mut fewer = [unit, 2 * unit].map(|unit| gpus / unit * unit).to_vec();
+    fewer.retain(|&fewer| 0 < fewer && fewer < gpus);
+    fewer.dedup();
+    fewer
 }
 
 /// The fastest plan that is found in the time left on fewer GPUs, whose number is rounder.
@@ -130,6 +132,7 @@ mod tests {
         assert_eq!(rounder(1000), [960, 896]);
         assert_eq!(rounder(504), [480, 448]);
         assert_eq!(rounder(7), [6]);
+        assert_eq!(rounder(17), [16]);
         for round in [1, 2, 8, 64, 96, 768, 3072, 16_384] {
             assert_eq!(rounder(round), [0; 0], "{round}");
         }

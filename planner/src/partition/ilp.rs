@@ -36,6 +36,7 @@ use good_lp::{
 };
 use highs::{HighsModelStatus, HighsSolutionStatus, Model, SolvedModel};
 use std::ops::AddAssign;
+use std::panic::resume_unwind;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -329,24 +330,31 @@ impl Program {
     }
 }
 
-/// Runs the solver, which cannot be interrupted. Without a deadline it runs on a thread of its own,
-/// which is left alone at the user's interrupt: `None` then.
+/// Runs the solver, which cannot be interrupted. Without a near deadline it runs on a thread of its
+/// own, which is left alone at the user's interrupt: `None` then.
 fn unless_interrupted<T: Send + 'static>(
     until: Until<'_>,
     solver: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    if until.deadline.is_some() || until.interrupt.is_none() {
+    if until.left().is_some_and(|left| left < NEAR) || until.interrupt.is_none() {
         return Some(solver());
     }
     let (send, receive) = mpsc::channel();
-    thread::spawn(move || send.send(solver()));
+    let solving = thread::spawn(move || send.send(solver()).is_ok());
     loop {
         match receive.recv_timeout(LOOK_EVERY) {
-            Err(RecvTimeoutError::Timeout) if !until.is_interrupted() => {}
-            found => return found.ok(),
+            Ok(found) => return Some(found),
+            Err(RecvTimeoutError::Timeout) if until.is_interrupted() => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return solving.join().map_or_else(|panic| resume_unwind(panic), |_| None);
+            }
         }
     }
 }
+
+/// A deadline that is near enough to wait for it.
+const NEAR: Duration = Duration::from_secs(2);
 
 /// How often a thread that waits for the solver asks whether the user interrupts.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -101,13 +101,13 @@ impl Interrupt {
 
 impl State {
     fn interrupted(state: &Arc<Self>, patience: Duration) {
+        let since = *state.since.get_or_init(Instant::now);
         if state.asked.swap(true, Ordering::Relaxed) {
-            if state.since.get().is_some_and(|since| since.elapsed() < ONE_REQUEST) {
+            if since.elapsed() < ONE_REQUEST {
                 return;
             }
             state.quit("interrupted again: ends at once");
         }
-        state.since.get_or_init(Instant::now);
         match state.progress.load(Ordering::Relaxed) {
             STARTING => state.quit("interrupted: ends at once, no step is done yet"),
             STEPPING => {

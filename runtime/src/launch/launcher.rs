@@ -27,9 +27,9 @@ struct Variables {
     local_rank: &'static str,
 }
 
-/// All launchers. Where several have set their variables, one runs inside another: the one with the
-/// most processes counts, such as `torchrun` in each task of `srun`. Of equals the first counts, so
-/// that `mpirun` within Slurm counts as `mpirun`.
+/// Launchers in the order of lookup: one that may run inside another comes first, so that `mpirun`
+/// within Slurm counts as `mpirun`. One that started several processes comes before one that started
+/// one, and `torchrun` itself ([`BY_TORCHRUN`]) before all.
 const KNOWN: [Variables; 5] = [
     Variables {
         launcher: Launcher::OpenMpi,
@@ -68,6 +68,9 @@ const KNOWN: [Variables; 5] = [
     },
 ];
 
+/// Set by `torchrun` itself. `RANK` and `WORLD_SIZE` alone others set, too.
+const BY_TORCHRUN: &str = "TORCHELASTIC_RUN_ID";
+
 /// A process's place among those that were started together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessPlace {
@@ -93,8 +96,14 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
         let Some(text) = variable(name) else { return Ok(None) };
         text.trim().parse().map(Some).map_err(|_| wrong(name, &text, "a whole number"))
     };
-    let mut places: Vec<ProcessPlace> = Vec::new();
-    for known in &KNOWN {
+    let by_torchrun = variable(BY_TORCHRUN).is_some();
+    let torchrun = |known: &&Variables| by_torchrun && known.launcher == Launcher::Torchrun;
+    let mut of_one: Option<ProcessPlace> = None;
+    for known in KNOWN.iter().filter(torchrun).chain(&KNOWN) {
+        // It has its number of processes from another's variable.
+        if known.launcher == Launcher::JobSet && of_one.is_some() {
+            continue;
+        }
         let (Some(rank), Some(world)) = (number(known.rank)?, number(known.world)?) else {
             continue;
         };
@@ -112,11 +121,14 @@ pub fn discover(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Proc
         }
         let local_rank = number(known.local_rank)?;
         let launcher = known.launcher;
-        places.push(ProcessPlace { launcher, rank, world, local_size, local_rank });
+        let place = ProcessPlace { launcher, rank, world, local_size, local_rank };
+        if world > 1 {
+            return Ok(Some(place));
+        }
+        of_one.get_or_insert(place);
     }
-    let innermost = places.into_iter().rev().max_by_key(|place| place.world);
-    if innermost.is_some() {
-        return Ok(innermost);
+    if of_one.is_some() {
+        return Ok(of_one);
     }
     match number("WORLD_SIZE")? {
         Some(2..) => Err(Error::World {
@@ -324,17 +336,19 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "8"),
         ];
         assert_eq!(of(&both), Ok(Some(place(Launcher::OpenMpi, 6, 8, None))));
-        let equals = [both[2], both[3], ("SLURM_PROCID", "6"), ("SLURM_STEP_NUM_TASKS", "8")];
-        assert_eq!(of(&equals), Ok(Some(place(Launcher::OpenMpi, 6, 8, None))));
+        let fewer = [both[2], both[3], ("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "16")];
+        assert_eq!(of(&fewer), Ok(Some(place(Launcher::OpenMpi, 6, 8, None))));
     }
 
     #[test]
     fn torchrun_within_tasks_of_pmi_is_torchruns() {
-        for tasks in ["1", "4"] {
-            let both =
-                [("PMI_RANK", "0"), ("PMI_SIZE", tasks), ("RANK", "9"), ("WORLD_SIZE", "16")];
-            assert_eq!(of(&both), Ok(Some(place(Launcher::Torchrun, 9, 16, None))));
-        }
+        let rank = [("RANK", "9"), ("WORLD_SIZE", "16")];
+        let ninth = Ok(Some(place(Launcher::Torchrun, 9, 16, None)));
+        assert_eq!(of(&[&rank[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "1")]].concat()), ninth);
+        let tasks = [("PMI_RANK", "0"), ("PMI_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "none")];
+        assert_eq!(of(&[&rank[..], &tasks].concat()), ninth);
+        let alone = [("RANK", "0"), ("WORLD_SIZE", "1"), ("JOB_COMPLETION_INDEX", "5")];
+        assert_eq!(of(&alone), Ok(Some(place(Launcher::Torchrun, 0, 1, None))));
     }
 
     #[test]
