@@ -298,7 +298,7 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
         let (code, said) = run(command.args(wild).arg("--dump-weights").arg(&weights));
         assert_eq!(code, Some(1), "{said}");
         let stops = "step 2 of 20: the ";
-        assert!(said.contains(stops) && said.contains("stops before it spoils"), "{said}");
+        assert!(said.contains(stops) && said.contains("stops before this step"), "{said}");
         assert!(said.contains("the weights behind step 1 are in"), "{said}");
         let reference = weights_behind(&folder, 1, &split, &wild);
         assert!(std::fs::read(&weights).unwrap() == reference, "{ahead:?}");

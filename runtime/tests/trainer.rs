@@ -331,7 +331,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
 #[test]
 fn a_loss_that_is_no_number_ends_the_run() {
     let wild = error(|flags| flags.lr = 1e30);
-    says(&wild, &["step 2 of 3: ", "stops before it spoils the weights"]);
+    says(&wild, &["step 2 of 3: ", "stops before this step"]);
 }
 
 #[test]

@@ -24,8 +24,8 @@ struct State {
     unfinished: Mutex<Vec<PathBuf>>,
 }
 
-/// Signals that follow the first within this time are the same request: `timeout` signals its child,
-/// then the child's process group.
+/// Signals that follow the first within this time are the same request: `timeout` signals its
+/// child, then the child's process group.
 const ONE_REQUEST: Duration = Duration::from_millis(500);
 
 /// No step is done yet, so there is nothing to wait for.
