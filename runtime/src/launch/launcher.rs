@@ -28,8 +28,8 @@ struct Variables {
 }
 
 /// Launchers in the order of lookup: one that may run inside another comes first, so that `mpirun`
-/// within Slurm counts as `mpirun`. One that started several processes comes before one that started
-/// one, and `torchrun` itself ([`BY_TORCHRUN`]) before all.
+/// within Slurm counts as `mpirun`. One that started several processes comes before one that
+/// started one, and `torchrun` itself ([`BY_TORCHRUN`]) before all.
 const KNOWN: [Variables; 5] = [
     Variables {
         launcher: Launcher::OpenMpi,
