@@ -65,7 +65,7 @@ pub fn start(command: &mut Command, what: &str, help: &str) -> Result<Child, Fai
 }
 
 /// Runs processes to their end, and returns the first failure's exit code, or that of invalid input
-/// where any has it. After a failure the
+/// where any process has it. After a failure the
 /// others are killed when the grace period is over. Each signal to this process is passed on once:
 /// the first lets the trainers end in their own way, the second ends them at once.
 pub fn run_all(commands: Vec<Command>, help: &str, asked: &Asked) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ const LEAST_GAIN: f64 = 1e-3;
 const SHARE: f64 = 0.5;
 const MOST: Duration = Duration::from_secs(2);
 
-/// What makes a faster plan, that is known.
+/// A change of the request with which a faster plan is known.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FasterWith {
     /// As for `--set`, or `--gpus N`. Post-validation may need other decisions to be set, too.
@@ -29,8 +29,8 @@ pub struct FasterWith {
     pub idle: u64,
 }
 
-/// Fewer GPUs are tried that are a multiple of the least power of two from this part of them on,
-/// and of the next. Where the number has few divisors, degrees that divide it suit no node.
+/// Rounder numbers of GPUs are multiples of a power of two: the least that is at least the GPUs
+/// over this, and twice that. Degrees that divide a number with few divisors suit no node.
 const PARTS: u64 = 16;
 
 /// What makes an answer faster. Nothing is proven of what else might.

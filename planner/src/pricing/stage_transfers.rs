@@ -255,7 +255,7 @@ pub(crate) fn vocab_path(
     d: &Decisions,
     layer_costs: &LayerCosts,
 ) -> Option<VocabPath> {
-    // With passes of its own it is on no way, and all passes take as long together.
+    // With passes of its own it is on no path, and all passes take as long together.
     let pass_times = PassRatios::nearest(PassTimes::default());
     let apart = Decisions { pass_times, ..d.clone() };
     vocab_passes(cache, &apart, layer_costs).map(|passes| passes.path(d.vocab))
