@@ -8,7 +8,8 @@ pub const EDITS: &[Edit] = &[
         BLOCKS,
         &[(
             "layer.rs",
-            "        let ctx = &self.parameters.gather(ctx)?; // dp: all-gather of weights\n        \
+            "        let ctx = &self.parameters.gather(ctx)?; // dp and cp: all-gather of \
+             weights\n        \
              let tp = tp(ctx);\n        let (x_1",
             "        let tp = tp(ctx);\n        let (x_1",
         )],
@@ -19,7 +20,7 @@ pub const EDITS: &[Edit] = &[
         BLOCKS,
         &[(
             "layer.rs",
-            "self.parameters.gather(ctx)?; // dp: all-gather of weights\n        let tp = \
+            "self.parameters.gather(ctx)?; // dp and cp: all-gather of weights\n        let tp = \
              tp(ctx);\n        let (x_1",
             "self.parameters.weights(ctx)?;\n        let tp = tp(ctx);\n        let (x_1",
         )],
@@ -32,7 +33,7 @@ pub const EDITS: &[Edit] = &[
             (
                 "layer.rs",
                 "        let reduced = self.parameters.reduce_scatter(gradients)?; \
-                 // dp: reduce-scatter\n",
+                 // dp and cp: reduce-scatter\n",
                 "",
             ),
             ("layer.rs", "Ok((dx, reduced))", "Ok(dx)"),
