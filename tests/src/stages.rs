@@ -224,7 +224,7 @@ fn way(vocab: Vocab, d: &VocabDurations) -> VocabPath {
         _ => first_s + rest_s - middle - d.after_middle_s,
     };
     let passes_s = first + middle + last;
-    VocabPath { passes_s, output_s: passes_s, path_s, passes: vocab.passes() }
+    VocabPath { passes_s, output_s: passes_s, path_s, input_s: [0.0; 2], passes: vocab.passes() }
 }
 
 fn layers(random: &mut Random, count: usize, uniform: bool) -> Vec<Layer> {

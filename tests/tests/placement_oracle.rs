@@ -99,6 +99,7 @@ fn a_cut_off_hides_nothing_below_it_and_nothing_lies_below_the_best() {
 
 #[test]
 fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
+    let mut tighter = 0;
     for seed in 0..instances(1000, 5000) {
         let problem = stages::problem(&mut Random::new(seed));
         let pipeline = &problem.pipeline;
@@ -109,16 +110,21 @@ fn the_dynamic_program_bounds_brute_force_and_its_choice_fits() {
         let what = describe(seed, &problem);
         let oracle = stages::best(&problem, &mut Scratch::default());
         let bounded = dynamic_program::solve(&problem, f64::INFINITY);
-        match (oracle, bounded) {
-            (None, None) => {}
-            (Some((_, best_s)), Some(found)) => {
+        let with_vocab = dynamic_program::solve_with_vocab(&problem, f64::INFINITY);
+        match (oracle, bounded, with_vocab) {
+            (None, None, None) => {}
+            (Some((_, best_s)), Some(found), Some(with_vocab)) => {
                 assert!(problem.fits(&found.choice), "{what}: does not fit");
-                let bound_s = found.bound_s;
+                assert!(problem.fits(&with_vocab.choice), "{what}: does not fit");
+                let (first_s, bound_s) = (found.bound_s, with_vocab.bound_s);
+                assert!(first_s <= bound_s * (1.0 + 1e-9), "{what}: {first_s} above {bound_s}");
                 assert!(bound_s <= best_s * (1.0 + 1e-9), "{what}: {bound_s} above {best_s}");
+                tighter += usize::from(bound_s > first_s * (1.0 + 1e-6));
             }
-            (oracle, bounded) => panic!("{what}: brute {oracle:?}, dynamic {bounded:?}"),
+            all => panic!("{what}: brute, dynamic, with vocabulary {all:?}"),
         }
     }
+    assert!(tighter > 0, "{tighter}");
 }
 
 /// If all forward passes come first, the closed form equals the simulation, and no integer program

@@ -52,7 +52,8 @@ impl Schedule {
         let (forwards, backwards) = (of_first(false), of_first(true));
         let again = |kind: PassKind, of: &Timed| pass(kind, of.pass.micro_batch as usize, 0);
         let look_up = |(n, timed): (usize, &Timed)| {
-            let from = n.checked_sub(AHEAD).map_or(BEFORE_ALL, |before| forwards[before].start);
+            let from =
+                n.checked_sub(LOOK_UPS_AHEAD).map_or(BEFORE_ALL, |before| forwards[before].start);
             Extra { from, pass: again(PassKind::IF, timed) }
         };
         let add = |(n, timed): (usize, &Timed)| {
@@ -68,8 +69,9 @@ impl Schedule {
     }
 }
 
-/// Forwards of the first stage by which an `IF` comes before its own.
-const AHEAD: usize = 2;
+/// Forwards of the first stage by which an `IF` comes before its own: it follows the forward that
+/// many micro-batches before.
+pub const LOOK_UPS_AHEAD: usize = 2;
 
 /// Backwards of the first stage by which an `IB` comes after its own.
 const BEHIND: usize = 1;

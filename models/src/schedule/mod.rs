@@ -41,6 +41,7 @@ pub use error::ScheduleError;
 pub use gpipe::gpipe;
 pub use graph::{Graph, Latency, NO_NODE, Node, Work};
 pub use in_flight::Release;
+pub use input::LOOK_UPS_AHEAD;
 pub use interleaved_1f1b::interleaved_1f1b;
 pub use interleaved_zb::interleaved_zb;
 pub use looped_bfs::looped_bfs;

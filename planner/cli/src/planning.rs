@@ -34,14 +34,18 @@ use planner::until::Until;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Default of `--time-limit`, s.
 const ANSWER_S: f64 = 1.0;
 /// The same with `--from`, s.
 const AGAIN_S: f64 = 0.2;
-/// The same where every decision is set, so that only layers and recomputation are open, s.
+/// The same where every decision is set, so that only layers and recomputation are open, s. Where
+/// the price is not known to be within [`CLOSE`] of the best placement by then, it is sought again,
+/// for [`SINGLE_AGAIN_S`].
 const SINGLE_S: f64 = 0.05;
+const SINGLE_AGAIN_S: f64 = 0.45;
+const CLOSE: f64 = 0.005;
 /// Default of `--time-limit` for `--order ilp`, s.
 const ORDER_S: f64 = 60.0;
 
@@ -52,7 +56,8 @@ const BEFORE_ALTERNATIVES: f64 = 0.7;
 const BEFORE_FEWER: f64 = 0.8;
 /// The same where it is compared with what our trainer cannot run.
 const BESIDE_ALL: f64 = 0.5;
-/// Share of the time left for a configuration that fits; the rest is for what does not.
+/// Share of the time left for a configuration that fits; the rest is for what does not. Of a single
+/// configuration it is soon known whether it fits.
 const FITTING: f64 = 0.5;
 /// Share of the time for a single alternative.
 const SINGLE: f64 = 0.1;
@@ -287,14 +292,14 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;
-    let without_headroom = request.without_headroom();
-    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
-    let found = surely(&request, &request.task())
-        .or_else(|| {
-            let whole = request.headroom > 0.0;
-            whole.then(|| surely(&without_headroom, &without_headroom.task())).flatten()
-        })
-        .or_else(|| surely(&without_headroom, &unlimited));
+    let share = if single { 1.0 } else { FITTING };
+    let mut found = priced(&request, share);
+    let is_close = |answer: &Answer| answer.proof.searched_gap <= CLOSE;
+    let may_go_on = single && args.limit.is_default() && !is_stopped(&request);
+    if may_go_on && !found.as_ref().is_some_and(is_close) {
+        request.deadline = Some(Instant::now() + Duration::from_secs_f64(SINGLE_AGAIN_S));
+        found = priced(&request, share).or(found);
+    }
     let Some(answer) = found else {
         complete_nothing(&request)?;
         return Err(anyhow::anyhow!("the search found nothing in a space that is not empty").into());
@@ -308,10 +313,21 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     complete(&request)
 }
 
-/// The best answer in half of the time left. Where that is too little to tell whether there is one,
+/// The best answer that fits, else the best one without the headroom, else the best one whatever
+/// memory it takes. Each gets a share of the time left.
+fn priced(request: &Request, share: f64) -> Option<Answer> {
+    let without_headroom = request.without_headroom();
+    let unlimited = Task { ignore_memory: true, ..without_headroom.task() };
+    let whole = || surely(&without_headroom, &without_headroom.task(), share);
+    surely(request, &request.task(), share)
+        .or_else(|| if request.headroom > 0.0 { whole() } else { None })
+        .or_else(|| surely(&without_headroom, &unlimited, share))
+}
+
+/// The best answer in a share of the time left. Where that is too little to tell whether there is one,
 /// any answer, however long it takes: whether something fits must not depend on the time.
-fn surely(request: &Request, task: &Task<'_>) -> Option<Answer> {
-    let limited = Task { until: task.until.share(FITTING), ..task.clone() };
+fn surely(request: &Request, task: &Task<'_>, share: f64) -> Option<Answer> {
+    let limited = Task { until: task.until.share(share), ..task.clone() };
     answer(request, &limited)
         .or_else(|why| {
             let until = Until { deadline: None, ..task.until };

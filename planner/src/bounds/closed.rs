@@ -5,6 +5,7 @@ use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
 use super::workload::{KindCost, MicroBatchCost, VocabEnd};
 use crate::cost::state::LocalParams;
+use crate::partition::VocabPath;
 use models::schedule::ScheduleName;
 
 /// Lower bound on the passes of any placement on a pipeline, s. `spent_s` is a lower bound on what
@@ -18,8 +19,10 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
     if !spec.schedule.is_whole() {
         return unlike_1f1b_s(spec, work, spent_s, between_s);
     }
-    if let Some(way) = spec.passes {
-        return with_passes_s(m, p, work.load_s() + spent_s + between_s, way.output_s);
+    if let Some(path) = spec.passes {
+        let total_s = work.load_s() + spent_s + between_s;
+        let path_s = total_s + around_s(spec, &path);
+        return with_passes_s(m, p, total_s, path.output_s).max(path_s);
     }
     let half_s = between_s / 2.0;
     let ends_s = |value: fn(&VocabEnd) -> f64| value(&work.embedding) + value(&work.head);
@@ -46,19 +49,29 @@ fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, betwe
     let weight_gaps_s = spec.stages() as f64 * spec.gaps_s()[2];
     let load_s = work.load_s() + ends_s + spent_s + between_s + weight_gaps_s;
     let mean_s = load_s / p + spec.passes_s();
+    let unpaired_s = spec.least_unpaired() * work.unpaired_s() / p;
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
     let path_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
         + held(&work.embedding, 0.0)
         + held(&work.head, apart(work.head.weight_s))
         + between_s
+        + spec.passes.map_or(0.0, |path| around_s(spec, &path))
         + spent_s;
-    let longest_s = (m * mean_s).max(looped_path_s(spec, path_s));
+    let longest_s = (m * mean_s + unpaired_s).max(looped_path_s(spec, path_s));
     if spec.chunks > 1 {
         return longest_s;
     }
     let forward_share = |kind: &KindCost| kind.forward_s / kind.load_s();
     let share = work.kinds.iter().map(forward_share).fold(1.0, f64::min);
     longest_s.max(split_rows_s(m, p, share, work.load_s(), spent_s) + m * spec.output_s())
+}
+
+/// What the last micro-batch's path through all stages takes beside their forwards and backwards
+/// where the vocabulary is split over the pipeline, s: the passes of the output layer, and at either
+/// end that of the input layer.
+fn around_s(spec: &PipelineSpec, path: &VocabPath) -> f64 {
+    let [look_up_s, add_s] = path.input_s;
+    look_up_s + path.later_s(spec.micro_batches) + path.path_s + add_s
 }
 
 /// Stage `q` runs all its micro-batches, and before them each earlier stage runs one forward. A
@@ -153,7 +166,9 @@ pub fn with_state_s(
     let vocab_s = m * spec.passes_s();
     let gaps_s: f64 = spec.gaps_s().iter().sum();
     let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
-    let mean_s = m * (work.load_s() + spent_s + ends_s + between_s) / p + vocab_s;
+    let unpaired_s = spec.least_unpaired() * work.unpaired_s();
+    let loads_s = m * (work.load_s() + spent_s + ends_s + between_s) + unpaired_s;
+    let mean_s = loads_s / p + vocab_s;
     let ends_backward_s = if over_pipeline { 0.0 } else { embedding.backward_s + head.backward_s };
     let hidden_in_s = backwards_s(spec, work) + ends_backward_s;
     let mean_s = mean_s + left_s(layers + dense(shared), hidden_in_s / p);
@@ -183,7 +198,8 @@ pub fn fullest_rank_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &StateVi
     let first = spec.options()[0];
     let copies = spec.copies() as f64;
     let own_s = |_, kind: &KindCost| {
-        let passes_s = spec.m() * (kind.load_s() + kind.recompute_s[first]);
+        let unpaired_s = spec.least_unpaired() * kind.both_unpaired_s();
+        let passes_s = spec.m() * (kind.load_s() + kind.recompute_s[first]) + unpaired_s;
         let held = kind.params * copies;
         let tail_s = match spec.copies() {
             1 => view.tail_of_s(held, 0, kind.backward_s),
@@ -326,7 +342,8 @@ fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     };
     let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
     let ratio = present().map(|(kind, _)| back_s(kind) / tail_s(kind)).fold(0.0, f64::max);
-    let path_s = path_s(spec, work) + forward_path_s(spec);
+    let around_s = spec.passes.map_or(0.0, |path| around_s(spec, &path));
+    let path_s = path_s(spec, work) + forward_path_s(spec) + around_s;
     if !ratio.is_finite() || ratio <= 0.0 {
         return path_s;
     }

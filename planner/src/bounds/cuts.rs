@@ -58,6 +58,8 @@ struct Sums {
     /// With the first recompute option that is allowed.
     recompute_s: f64,
     in_flight_bytes: f64,
+    /// Of passes that run unpaired in any order.
+    unpaired_s: f64,
 }
 
 impl<'a> PartitionBound<'a> {
@@ -85,6 +87,7 @@ impl<'a> PartitionBound<'a> {
             sums.state_bytes += state.bytes_of(kind.params);
             sums.recompute_s += first.0;
             sums.in_flight_bytes += first.1;
+            sums.unpaired_s += spec.least_unpaired() * kind.both_unpaired_s();
             before.push(sums);
         }
         Self {
@@ -140,7 +143,9 @@ impl<'a> PartitionBound<'a> {
         } else {
             from.forward_s + from.backward_s + own.to_s
         };
+        let unpaired_s = to.unpaired_s - from.unpaired_s;
         let own_s = self.spec.m() * (forward_s + backward_s + weight_s + self.spec.output_s());
+        let own_s = own_s + unpaired_s;
         Row { forward_s, backward_s, weight_s, ramp_s, total_s: ramp_s + own_s }
     }
 
@@ -155,8 +160,15 @@ impl<'a> PartitionBound<'a> {
         let ready_s = row.ramp_s + row.forward_s + path_s;
         let arrivals = ArrivalTimes { arrive_s: row.ramp_s, ready_s, path_s };
         let ends = chains.ends(own, self.spec.output_s(), &arrivals);
+        let last_s = row.ramp_s + self.later_s() + row.forward_s + path_s + row.backward_s;
         let back_s = from.backward_s + view.back_s;
-        (ends.own_s + tail_s).max(ends.last_backward_s + back_s)
+        let own_s = ends.own_s.max(last_s) + tail_s;
+        own_s.max(ends.last_backward_s.max(last_s) + back_s)
+    }
+
+    /// How much later the last micro-batch starts than the first, at least, s.
+    fn later_s(&self) -> f64 {
+        self.spec.passes.map_or(0.0, |path| path.later_s(self.spec.micro_batches))
     }
 
     /// The path of one micro-batch from the end of a stage through the later stages and back.
@@ -254,11 +266,13 @@ impl<'a> PartitionBound<'a> {
 
     /// The longest chain of a stage.
     fn value_s(&self, stage: usize, range: (usize, usize), row: &Row) -> f64 {
-        if self.spec.splits_backward() {
-            self.split_s(stage, range, row)
-        } else {
-            self.whole_s(stage, range, row)
-        }
+        let look_up_s = self.spec.passes.map_or(0.0, |path| path.input_s[0]);
+        look_up_s
+            + if self.spec.splits_backward() {
+                self.split_s(stage, range, row)
+            } else {
+                self.whole_s(stage, range, row)
+            }
     }
 
     /// The longest chain of a stage with whole backwards: its passes and waits, and then the last
@@ -266,7 +280,11 @@ impl<'a> PartitionBound<'a> {
     fn whole_s(&self, stage: usize, (start, end): (usize, usize), row: &Row) -> f64 {
         let back_s = self.before[start].backward_s + self.stages[stage].back_s;
         let behind_s = self.own_tail_s(stage, start, end) - back_s;
-        row.total_s + self.waits_s(stage, end, row) + behind_s.max(0.0)
+        let own_s = row.total_s + self.waits_s(stage, end, row);
+        let around_s =
+            self.path_from_s(stage, end) + self.spec.passes.map_or(0.0, |path| path.path_s);
+        let last_s = row.ramp_s + self.later_s() + row.forward_s + around_s + row.backward_s;
+        own_s.max(last_s) + behind_s.max(0.0)
     }
 
     /// The least of the largest rows; `None` where every partition has a row of `limit_s` or more.

@@ -78,6 +78,26 @@ impl PipelineSpec {
         self.m() / self.copies() as f64
     }
 
+    /// Forwards of each stage, and as many backwards, that are no part of a pair in any order. The
+    /// micro-batch that goes back has been through the stage before, so the stage's first forward
+    /// is in no pair, and its last backward neither. Of two copies one may pair its first forward
+    /// with the other's backward.
+    pub fn least_unpaired(&self) -> f64 {
+        if self.copies() == 1 { 1.0 } else { 0.0 }
+    }
+
+    /// By chunk of a rank with one copy of its stages, forwards and backwards that are no part of a
+    /// pair, at least.
+    pub fn unpaired(&self, rank: usize) -> Vec<[f64; 2]> {
+        let mut counts = vec![];
+        match self.schedule {
+            // Its warm-up, and as many of each chunk in the cooldown.
+            ScheduleName::Overlapped1F1B => self.in_flight(rank, &mut counts),
+            _ => counts.resize(self.chunks, self.least_unpaired() as usize),
+        }
+        counts.into_iter().map(|count| [count as f64; 2]).collect()
+    }
+
     /// Whether micro-batches in flight and milestones are known without generating the order of
     /// passes.
     pub fn is_known_without_order(&self) -> bool {
@@ -229,7 +249,8 @@ impl PipelineSpec {
             ScheduleName::Naive => counts.resize(v, 1),
             ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
             ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - rank)),
-            ScheduleName::Interleaved1F1B => {
+            // The first runs the last of these after its warm-up.
+            ScheduleName::Interleaved1F1B | ScheduleName::Overlapped1F1B => {
                 counts.extend(in_rounds(2 * (p - 1 - rank) + (v - 1) * p + 1));
             }
             ScheduleName::ZbH1 => counts.resize(v, (p + room).min(m)),
@@ -266,6 +287,37 @@ mod tests {
             passes: vocab.over_pipeline().then(VocabPath::default),
             recompute: RecomputePolicy::None,
         }
+    }
+
+    #[test]
+    fn passes_counted_as_unpaired_are_in_no_pair() {
+        let mut compared = 0;
+        let chunks = |schedule| if schedule == ScheduleName::DualPipeV { 2..=2 } else { 1..=4 };
+        let schedules = [ScheduleName::Overlapped1F1B, ScheduleName::DualPipeV];
+        let all = schedules.into_iter().flat_map(|name| chunks(name).map(move |v| (name, v)));
+        for (schedule, chunks) in all {
+            for (p, m) in (1..=6).flat_map(|p| (1..=18).map(move |m| (p, m))) {
+                let spec = PipelineSpec { chunks, ..spec(schedule, (p, m), Vocab::Tensor) };
+                let Ok(order) = spec.key().schedule() else { continue };
+                for (rank, (passes, pairs)) in order.passes.iter().zip(&order.pairs).enumerate() {
+                    let mut unpaired = vec![[m as f64; 2]; chunks];
+                    for &place in pairs {
+                        for (of, pass) in passes[place as usize..].iter().take(2).enumerate() {
+                            unpaired[usize::from(pass.chunk)][of] -= 1.0;
+                        }
+                    }
+                    let counted = spec.unpaired(rank);
+                    let what = format!("{schedule} p {p} m {m} v {chunks} rank {rank}");
+                    if schedule == ScheduleName::Overlapped1F1B {
+                        assert_eq!(counted, unpaired, "{what}");
+                    }
+                    let all = counted.iter().flatten().zip(unpaired.iter().flatten());
+                    assert!(all.into_iter().all(|(counted, own)| counted <= own), "{what}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 300, "{compared}");
     }
 
     #[test]

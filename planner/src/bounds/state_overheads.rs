@@ -44,7 +44,8 @@ impl States {
             }
             let fullest_s = work.fullest(spec.ranks, MAX_COPIES, |index, kind| {
                 let (forward_s, backward_s) = exposed_s[index];
-                let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s);
+                let unpaired_s = spec.least_unpaired() * kind.both_unpaired_s();
+                let passes_s = spec.m() * (kind.load_s() + forward_s + backward_s) + unpaired_s;
                 let own_s = [kind.forward_s + forward_s, kind.backward_s + backward_s];
                 passes_s + behind_s(kind.params, 0, own_s)
             });

@@ -36,6 +36,11 @@ impl KindCost {
         self.forward_s + self.backward_s
     }
 
+    /// Extra seconds of a forward and a backward pass that both run unpaired.
+    pub fn both_unpaired_s(&self) -> f64 {
+        self.unpaired_s[0] + self.unpaired_s[1]
+    }
+
     /// The same with computation `slowdown` times slower. Recomputation stays as it is.
     fn slowed(self, slowdown: f64) -> Self {
         let [forward_s, input_s, weight_s] = self.compute_s.map(|own_s| (slowdown - 1.0) * own_s);
@@ -173,6 +178,12 @@ impl MicroBatchCost {
         Self { kinds, ..self.clone() }
     }
 
+    /// The same where no pass runs unpaired.
+    pub fn always_paired(mut self) -> Self {
+        self.kinds.iter_mut().for_each(|kind| kind.unpaired_s = [0.0; 2]);
+        self
+    }
+
     /// The output layer in a pipeline: without a matrix of its own where it is the embedding.
     pub fn head_of(&self, spec: &PipelineSpec) -> VocabEnd {
         let params = if self.tied && spec.ends_meet() { 0.0 } else { self.head.params };
@@ -220,6 +231,11 @@ impl MicroBatchCost {
     /// Forward and backward of all layers, s.
     pub fn load_s(&self) -> f64 {
         self.layers_s(KindCost::load_s)
+    }
+
+    /// Extra seconds of one forward and one backward pass of all layers that run unpaired.
+    pub fn unpaired_s(&self) -> f64 {
+        self.layers_s(KindCost::both_unpaired_s)
     }
 
     /// Parameters of all layers.

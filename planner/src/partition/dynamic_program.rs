@@ -33,7 +33,8 @@
 
 use super::milestones::{ArrivalTimes, OwnSeconds};
 use super::{Choice, Column, Problem};
-use models::schedule::VocabPasses;
+use crate::simulate::BeforeVocab;
+use models::schedule::{LOOK_UPS_AHEAD, VocabPasses};
 
 /// The optimum of the closed form and a choice that attains it.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +56,9 @@ struct Label {
     end_s: f64,
     /// Longest step after the barrier among them, s.
     step_s: f64,
+    /// The last micro-batch's backward path through these stages, s, where vocabulary passes are
+    /// looked at.
+    back_s: f64,
     /// Longest forward and longest backward, s, used where all forwards come first. There `load_s`
     /// is the forward path, `span_s` the backward path, and `end_s` is counted from the first
     /// backward.
@@ -70,16 +74,36 @@ struct Label {
 /// when another is no worse in load, span, end and step. This keeps the optimum because the value
 /// of a longer chain never falls when any of these grows.
 pub fn solve(problem: &Problem, cutoff_s: f64) -> Option<Bounded> {
+    solve_with(problem, &[], cutoff_s)
+}
+
+/// The same, where a backward also waits for every rank to come to the vocabulary passes of its
+/// micro-batch. The order of passes is generated for it.
+pub fn solve_with_vocab(problem: &Problem, cutoff_s: f64) -> Option<Bounded> {
+    solve_with(problem, problem.pipeline.prepared.before_vocab(), cutoff_s)
+}
+
+fn solve_with(problem: &Problem, ranks: &[BeforeVocab], cutoff_s: f64) -> Option<Bounded> {
     let stages = problem.stages();
     let first_layers = first_layer_ranges(problem);
     let before = LeastBefore::new(problem, cutoff_s);
     let mut table: Vec<Vec<Vec<Label>>> = vec![vec![]; stages];
     for stage in (0..stages).rev() {
         let below = table.get(stage + 1).map(Vec::as_slice);
-        table[stage] = fill_stage(problem, stage, below, (first_layers[stage], &before));
+        let stage_of = Stage { problem, stage, vocab: ranks.get(stage) };
+        table[stage] = fill_stage(stage_of, below, (first_layers[stage], &before));
     }
     let (index, bound_s) = best_start(problem, &table[0][0])?;
     (bound_s < cutoff_s).then(|| Bounded { bound_s, choice: trace(problem, &table, index) })
+}
+
+/// A stage of a problem, with what its rank runs before its vocabulary passes, where these are
+/// looked at.
+#[derive(Clone, Copy)]
+struct Stage<'a> {
+    problem: &'a Problem,
+    stage: usize,
+    vocab: Option<&'a BeforeVocab>,
 }
 
 /// The least that layers before a stage add to the iteration, whatever their stages.
@@ -140,11 +164,11 @@ fn first_layer_ranges(problem: &Problem) -> Vec<(usize, usize)> {
 }
 
 fn fill_stage(
-    problem: &Problem,
-    stage: usize,
+    at: Stage<'_>,
     below: Option<&[Vec<Label>]>,
     (first_layers, before): ((usize, usize), &LeastBefore),
 ) -> Vec<Vec<Label>> {
+    let Stage { problem, stage, .. } = at;
     let uniform = problem.is_uniform();
     let mut by_start = vec![vec![]; problem.layers + 1];
     for (column, c) in problem.columns[stage].iter().enumerate() {
@@ -154,7 +178,7 @@ fn fill_stage(
         let starts = if uniform { first_layers.0..=first_layers.1 } else { c.start..=c.start };
         for start in starts.take_while(|start| start + c.layers() <= problem.layers) {
             let labels = &mut by_start[start];
-            extend(problem, (stage, column), (start, start + c.layers()), (below, before), labels);
+            extend(at, column, (start, start + c.layers()), (below, before), labels);
         }
     }
     by_start
@@ -170,8 +194,8 @@ fn fits_alone(problem: &Problem, stage: usize, column: usize) -> bool {
 /// Adds to `labels` every way to put `column` before the stages after it, which start at layer
 /// `end`.
 fn extend(
-    problem: &Problem,
-    (stage, column): (usize, usize),
+    at: Stage<'_>,
+    column: usize,
     (start, end): (usize, usize),
     (below, before): (Option<&[Vec<Label>]>, &LeastBefore),
     labels: &mut Vec<Label>,
@@ -182,33 +206,25 @@ fn extend(
         }
     };
     match below {
-        None if end == problem.layers => {
-            let label = join(problem, stage, column, 0, None);
-            insert(label);
-        }
+        None if end == at.problem.layers => insert(join(at, column, 0, None)),
         None => {}
         Some(below) => {
             for (next, after) in below[end].iter().enumerate() {
-                insert(join(problem, stage, column, next, Some(after)));
+                insert(join(at, column, next, Some(after)));
             }
         }
     }
 }
 
-fn join(
-    problem: &Problem,
-    stage: usize,
-    column: usize,
-    next: usize,
-    after: Option<&Label>,
-) -> Label {
+fn join(at: Stage<'_>, column: usize, next: usize, after: Option<&Label>) -> Label {
+    let Stage { problem, stage, .. } = at;
     let c = &problem.columns[stage][column];
     let link_s = problem.fixed.link_s.get(stage).copied().unwrap_or(0.0);
     if problem.pipeline.forwards_first {
         return Label { column, next, ..join_forwards_first(problem, c, link_s, after) };
     }
     if !problem.pipeline.milestones.is_empty() {
-        return Label { column, next, ..join_split(problem, stage, c, link_s, after) };
+        return Label { column, next, ..join_split(at, c, link_s, after) };
     }
     let (below_s, span_below_s, step_below_s) = after.map_or((0.0, 0.0, 0.0), |label| {
         (label.load_s + 2.0 * link_s, label.span_s + 2.0 * link_s, label.step_s)
@@ -218,8 +234,18 @@ fn join(
     let last_s = waiting(problem, stage, c.backward_s, below_s);
     let micro_batches = problem.pipeline.micro_batches;
     let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
-    let own_s = m * (c.load_s() + problem.vocab.output_s) + waiting_s;
-    let span_s = own_s.max(c.load_s() + span_below_s);
+    let unpaired_s = unpaired_s(problem, stage, c);
+    let own_s = m * (c.load_s() + problem.vocab.output_s) + unpaired_s + waiting_s;
+    let round_trip_s = c.load_s() + below_s + problem.vocab.path_s;
+    let later_s = problem.vocab.later_s(micro_batches);
+    let mut span_s = own_s.max(c.load_s() + span_below_s).max(later_s + round_trip_s);
+    let barriers = at.barriers(c, after.map_or(0.0, |below| below.back_s + link_s));
+    if let Some([first_s, last_s]) = barriers {
+        let forwards = Warm::new(problem, stage).forwards;
+        let outputs_s = (m - forwards - 1.0).max(0.0) * problem.vocab.output_s;
+        let behind_s = (m - forwards) * c.forward_s + m * c.backward_s + outputs_s;
+        span_s = span_s.max(first_s + behind_s).max(last_s + c.backward_s);
+    }
     // Every stage reduces its gradients after its last backward.
     let end_below_s = after.map_or(0.0, |label| c.forward_s + link_s + label.end_s);
     Label {
@@ -227,10 +253,41 @@ fn join(
         span_s,
         end_s: end_below_s.max(span_s + c.tail_s),
         step_s: c.step_s.max(step_below_s),
+        back_s: at.back_s(c, link_s, after),
         longest_s: [0.0; 2],
         column,
         next,
     }
+}
+
+impl Stage<'_> {
+    /// Earliest starts of the backwards of the first and of the last micro-batch, from the start of
+    /// the stage's first forward, s: the stage comes to its vocabulary passes, and after the
+    /// barriers the micro-batch goes back through the later stages, for `below_s`.
+    fn barriers(&self, c: &Column, below_s: f64) -> Option<[f64; 2]> {
+        let BeforeVocab { first, last } = *self.vocab?;
+        let Problem { vocab, fixed, .. } = self.problem;
+        let behind_s = vocab.path_s - fixed.vocab.broadcast_s + below_s;
+        let seconds = [c.forward_s, c.backward_s, c.weight_s, vocab.output_s];
+        let before_s =
+            |counts: [f64; 4]| counts.iter().zip(seconds).map(|(n, s)| n * s).sum::<f64>();
+        Some([first, last].map(|counts| before_s(counts) + behind_s))
+    }
+
+    /// The backward path through this stage and those after it, s.
+    fn back_s(&self, c: &Column, link_s: f64, after: Option<&Label>) -> f64 {
+        let below_s = after.map_or(0.0, |label| label.back_s + link_s);
+        if self.vocab.is_some() { c.backward_s + below_s } else { 0.0 }
+    }
+}
+
+/// What the passes of a stage that are no part of a pair take longer than in pairs, s.
+fn unpaired_s(problem: &Problem, stage: usize, c: &Column) -> f64 {
+    if !problem.pipeline.has_pairs() {
+        return 0.0;
+    }
+    let unpaired = problem.pipeline.alone(problem.pipeline.rank_of[stage], 0);
+    unpaired.iter().zip(c.unpaired_s).map(|(count, each_s)| count * each_s).sum()
 }
 
 /// Adds a stage before those after it, where all forwards come before the first backward.
@@ -246,6 +303,7 @@ fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option
         span_s,
         end_s: own_s.max(after.map_or(0.0, |below| below.end_s)),
         step_s: c.step_s.max(after.map_or(0.0, |below| below.step_s)),
+        back_s: 0.0,
         longest_s,
         column: 0,
         next: 0,
@@ -254,21 +312,22 @@ fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option
 
 /// Adds a stage with split backward before those after it. `load_s` is a micro-batch's round trip
 /// through these stages.
-fn join_split(
-    problem: &Problem,
-    stage: usize,
-    c: &Column,
-    link_s: f64,
-    after: Option<&Label>,
-) -> Label {
+fn join_split(at: Stage<'_>, c: &Column, link_s: f64, after: Option<&Label>) -> Label {
+    let Stage { problem, stage, .. } = at;
     let path_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
     let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.output_s };
-    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s: c.forward_s + path_s, path_s };
+    let barriers = at.barriers(c, after.map_or(0.0, |below| below.back_s + link_s));
+    let [ready_s, last_s] = barriers.unwrap_or_default();
+    let ready_s = ready_s.max(c.forward_s + path_s);
+    let arrivals = ArrivalTimes { arrive_s: 0.0, ready_s, path_s };
     let milestones = &problem.pipeline.milestones[stage];
     let behind_s = milestones.ends(&own, &ArrivalTimes::default());
     let behind_s = behind_s.own_s - behind_s.last_backward_s;
     let mut span_s = milestones.ends(&own, &arrivals).last_backward_s;
+    let later_s = problem.vocab.later_s(problem.pipeline.micro_batches);
+    span_s = span_s.max(later_s + c.forward_s + path_s + c.backward_s);
+    span_s = span_s.max(last_s + c.backward_s);
     if let Some(below) = after {
         span_s = span_s.max(c.forward_s + link_s + below.span_s + link_s + c.backward_s);
     }
@@ -279,6 +338,7 @@ fn join_split(
         span_s,
         end_s: own_end_s.max(end_below_s),
         step_s: after.map_or(0.0, |below| below.step_s).max(c.step_s),
+        back_s: at.back_s(c, link_s, after),
         longest_s: [0.0; 2],
         column: 0,
         next: 0,
@@ -315,8 +375,20 @@ pub struct VocabPath {
     pub output_s: f64,
     /// From the end of the last stage's forward to the start of its backward, s.
     pub path_s: f64,
+    /// From the start of `IF` to that of the first stage's forward, and from the end of its backward
+    /// to that of `IB`, s; 0 where the input layer has no passes of its own.
+    pub input_s: [f64; 2],
     /// Their algorithm, which determines how many micro-batches are in flight.
     pub passes: Option<VocabPasses>,
+}
+
+impl VocabPath {
+    /// How much later the last micro-batch starts than the first, at least, s. `IF` follows an
+    /// earlier forward of the first stage, and its sum is part of the path from that forward to its
+    /// own ([`models::schedule::Schedule::with_input_passes`]).
+    pub fn later_s(&self, micro_batches: usize) -> f64 {
+        ((micro_batches - 1) / LOOK_UPS_AHEAD) as f64 * self.input_s[0]
+    }
 }
 
 impl Warm {
@@ -366,7 +438,7 @@ fn insert(labels: &mut Vec<Label>, new: Label) {
     let no_worse = |a: &Label, b: &Label| {
         let faster = a.load_s <= b.load_s && a.span_s <= b.span_s && a.end_s <= b.end_s;
         let [forward, backward] = [0, 1].map(|pass| a.longest_s[pass] <= b.longest_s[pass]);
-        faster && a.step_s <= b.step_s && forward && backward
+        faster && a.step_s <= b.step_s && a.back_s <= b.back_s && forward && backward
     };
     if labels.iter().any(|old| no_worse(old, &new)) {
         return;
@@ -382,7 +454,9 @@ fn best_start(problem: &Problem, labels: &[Label]) -> Option<(usize, f64)> {
         true => label.load_s + others * label.longest_s[0],
         false => 0.0,
     };
-    let value = |label: &Label| down_s(label) + label.end_s + label.step_s;
+    let [look_up_s, add_s] = problem.vocab.input_s;
+    let end_s = |label: &Label| look_up_s + label.end_s.max(label.span_s + add_s);
+    let value = |label: &Label| down_s(label) + end_s(label) + label.step_s;
     labels
         .iter()
         .enumerate()

@@ -2,6 +2,7 @@
 //! shard.
 
 use super::cost_cache::{CostCache, LayerCosts};
+use super::vocab_times::placed_by_times;
 use crate::cost::collective::{self, Collective};
 use crate::cost::parts::Parts;
 use crate::partition::VocabPath;
@@ -118,7 +119,16 @@ impl VocabPassCost {
             _ => first_s + rest_s,
         };
         let output_s = [&d.first, &d.middle, &d.last].map(|values| least(values)).iter().sum();
-        VocabPath { passes_s: self.parts.total_s(), output_s, path_s, passes: vocab.passes() }
+        let input = &d.input;
+        let look_up_s = least(&input.forward) + input.after_forward_s;
+        let add_s = input.before_backward_s + least(&input.backward);
+        VocabPath {
+            passes_s: self.parts.total_s(),
+            output_s,
+            path_s,
+            input_s: if input.forward.is_empty() { [0.0; 2] } else { [look_up_s, add_s] },
+            passes: vocab.passes(),
+        }
     }
 }
 
@@ -258,7 +268,8 @@ pub(crate) fn vocab_path(
     // With passes of its own it is on no path, and all passes take as long together.
     let pass_times = PassRatios::nearest(PassTimes::default());
     let apart = Decisions { pass_times, ..d.clone() };
-    vocab_passes(cache, &apart, layer_costs).map(|passes| passes.path(d.vocab))
+    let path = vocab_passes(cache, &apart, layer_costs)?.path(d.vocab);
+    Some(if placed_by_times(d) { path } else { VocabPath { input_s: [0.0; 2], ..path } })
 }
 
 /// Passes and barriers of vocabulary layers split over the pipeline (Vocabulary Parallelism,

@@ -16,7 +16,7 @@ mod timeline;
 pub use costs::{Durations, InputDurations, VocabDurations};
 pub use draw::LEGEND;
 pub use path::CriticalPath;
-pub use prepared::{Prepared, Workspace};
+pub use prepared::{BeforeVocab, Prepared, Workspace};
 pub use report::{MemoryRequest, PairTime, Report, Request, VocabRequest};
 pub use timeline::{RankTime, Span, Timeline};
 

@@ -2,7 +2,7 @@
 
 use super::costs::{Durations, Table};
 use super::path::CriticalPath;
-use models::schedule::{Graph, NO_NODE, Node, Schedule, ScheduleError, Work};
+use models::schedule::{Graph, NO_NODE, Node, Pass, PassKind, Schedule, ScheduleError, Work};
 
 /// A pass, a pair or a join. It ends at
 /// `max(end[before], end[needs] + table[latency]) + table[duration]`.
@@ -12,6 +12,16 @@ struct Step {
     needs: u32,
     latency: u32,
     duration: u32,
+}
+
+/// What a pipeline rank with one chunk runs before two of its vocabulary passes `S`: forwards,
+/// backwards to inputs, weight gradients, and whole sets of vocabulary passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BeforeVocab {
+    /// Before that of the first micro-batch.
+    pub first: [f64; 4],
+    /// Before that of the last micro-batch.
+    pub last: [f64; 4],
 }
 
 /// A schedule with a valid order and resolved dependencies, ready to be priced with any durations.
@@ -24,6 +34,8 @@ pub struct Prepared {
     last: Vec<u32>,
     /// The step of each pass, by pipeline rank in order. The two passes of a pair share a step.
     rank_steps: Vec<Vec<u32>>,
+    /// By pipeline rank; empty with several chunks, and without vocabulary passes.
+    before_vocab: Vec<BeforeVocab>,
 }
 
 /// Buffers for pricing. One workspace serves any number of schedules.
@@ -47,7 +59,13 @@ impl Prepared {
         let steps = std::iter::once(start).chain(steps).collect();
         let rank_steps = rank_steps(schedule, &graph);
         let last = rank_steps.iter().map(|steps| steps.last().copied().unwrap_or(0)).collect();
-        Ok(Self { table, steps, last, rank_steps })
+        Ok(Self { table, steps, last, rank_steps, before_vocab: before_vocab(schedule) })
+    }
+
+    /// By pipeline rank, what it runs before its vocabulary passes; empty with several chunks, and
+    /// without vocabulary passes.
+    pub fn before_vocab(&self) -> &[BeforeVocab] {
+        &self.before_vocab
     }
 
     /// End of the last pass, s.
@@ -176,6 +194,31 @@ fn rank_steps(schedule: &Schedule, graph: &Graph) -> Vec<Vec<u32>> {
         steps[node.rank as usize].extend(std::iter::repeat_n(n as u32 + 1, passes));
     }
     steps
+}
+
+fn before_vocab(schedule: &Schedule) -> Vec<BeforeVocab> {
+    if schedule.chunks > 1 {
+        return vec![];
+    }
+    let of_rank = |order: &Vec<Pass>| {
+        let place = |k: usize| {
+            order.iter().position(|pass| pass.kind == PassKind::S && pass.micro_batch as usize == k)
+        };
+        let before = |place: usize| {
+            let count = |kinds: &[PassKind]| {
+                order[..place].iter().filter(|pass| kinds.contains(&pass.kind)).count() as f64
+            };
+            let kinds = [PassKind::S, PassKind::S2, PassKind::T];
+            let present = kinds.into_iter().filter(|kind| order.iter().any(|p| p.kind == *kind));
+            let sets = present.map(|kind| count(&[kind])).fold(f64::INFINITY, f64::min);
+            let backwards = [PassKind::B, PassKind::BW];
+            let weights = [PassKind::W, PassKind::BW];
+            [count(&[PassKind::F]), count(&backwards), count(&weights), sets]
+        };
+        let (first, last) = (place(0)?, place(schedule.micro_batches - 1)?);
+        Some(BeforeVocab { first: before(first), last: before(last) })
+    };
+    schedule.passes.iter().map(of_rank).collect::<Option<_>>().unwrap_or_default()
 }
 
 fn latest(ends: &[f64], tails: &[f64]) -> usize {

@@ -178,7 +178,11 @@ impl ListedCuts {
     pub fn of_any(spec: &PipelineSpec, shapes: Rc<Shapes>) -> Self {
         let any = OrderMilestones::of_any(spec.micro_batches, spec.chunks);
         let nothing = vec![vec![0; spec.chunks]; spec.ranks];
-        Self::with(spec, shapes, &nothing, vec![any; spec.ranks])
+        let mut candidates = Self::with(spec, shapes, &nothing, vec![any; spec.ranks]);
+        if spec.schedule.has_pairs() && spec.copies() == 1 {
+            candidates.alone = (0..spec.ranks).map(|rank| spec.unpaired(rank)).collect();
+        }
+        candidates
     }
 
     fn with(

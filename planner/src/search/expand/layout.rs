@@ -42,9 +42,10 @@ pub(super) struct LayoutView {
     pub(super) any_order_s: HashMap<AnyOrder, (f64, f64)>,
 }
 
-/// Cut list, stage layout, chunks, vocabulary placement and loss, recomputation and whether the
-/// backward is split: what a bound for any order of passes depends on within a layout.
-type AnyOrder = (CutList, StageLayout, usize, VocabChoice, RecomputePolicy, bool);
+/// Cut list, stage layout, chunks, vocabulary placement and loss, recomputation, whether the
+/// backward is split and whether passes are paired: what a bound for any order of passes depends on
+/// within a layout.
+type AnyOrder = (CutList, StageLayout, usize, VocabChoice, RecomputePolicy, (bool, bool));
 
 /// What the bounds of [`FittingState`] depend on within a layout: whether all micro-batches share
 /// one communication, the vocabulary passes beside which layers are slower, recomputation, copies
@@ -220,6 +221,7 @@ impl Worker<'_> {
                 passes_s: a.passes_s.min(b.passes_s),
                 output_s: a.output_s.min(b.output_s),
                 path_s: a.path_s.min(b.path_s),
+                input_s: [0, 1].map(|end: usize| a.input_s[end].min(b.input_s[end])),
                 passes: a.passes,
             });
             (Arc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())

@@ -35,7 +35,7 @@ use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey};
 use crate::request::space::{ExpertSplit, Space};
 use crate::simulate::CriticalPath;
 use models::decisions::{Decisions, Dtype, RecomputePolicy};
-use models::schedule::StageLayout;
+use models::schedule::{ScheduleName, StageLayout};
 use rustc_hash::FxHashMap as HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -95,6 +95,13 @@ pub(super) enum Stage {
     EveryCut(EveryCutStage),
 }
 
+/// What the integer programs of a search node may take: work, and a share of the time left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    pub work: u64,
+    pub share: f64,
+}
+
 /// The result of expanding a search node.
 #[derive(Clone, Debug)]
 pub(super) struct Expansion {
@@ -149,9 +156,10 @@ impl Expansion {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
-/// Cut list, stage layout, ranks, micro-batches, chunks and whether the vocabulary is spread over
-/// the pipeline: all that candidates under any order of passes depend on.
-type AnyOrderKey = (CutList, StageLayout, usize, usize, usize, bool);
+/// Cut list, stage layout, numbers of ranks, micro-batches and chunks, whether the vocabulary is
+/// spread over the pipeline and whether passes are paired: all that candidates under any order of
+/// passes depend on.
+type AnyOrderKey = (CutList, StageLayout, [usize; 3], (bool, bool));
 
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
@@ -199,16 +207,15 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Expands a search node against the incumbent's time `best_s`. Its integer programs take no
-    /// more than `work`.
+    /// Expands a search node against the incumbent's time `best_s`.
     pub fn expand(
         &mut self,
         node: &SearchNode,
         best_s: f64,
-        work: u64,
+        allowed: Allowance,
         paths: &Paths,
     ) -> Expansion {
-        self.work = work;
+        self.work = allowed.work;
         if self.task.is_stopped() {
             return Expansion { parts: vec![node.clone()], ..Expansion::default() };
         }
@@ -225,8 +232,10 @@ impl<'a> Worker<'a> {
             Stage::States(bounds) => self.with_layout(&node.decisions, |own, parallel| {
                 own.expand_states(node, bounds, parallel, best_s)
             }),
-            Stage::Placed => self.solve_program(node, (best_s, work), paths),
-            Stage::EveryCut(stage) => self.expand_every_cut(node, stage, (best_s, work), paths),
+            Stage::Placed => self.solve_program(node, (best_s, allowed), paths),
+            Stage::EveryCut(stage) => {
+                self.expand_every_cut(node, stage, (best_s, allowed.work), paths)
+            }
         }
     }
 
@@ -258,7 +267,11 @@ impl<'a> Worker<'a> {
             let allowed = self.recompute_options().map(|option| kind.recompute_s[option]);
             allowed.fold(f64::INFINITY, f64::min)
         };
-        let layer_s = |kind: &KindCost| kind.load_s() + again_s(kind);
+        let m = micro_batches as f64;
+        let unpaired = if copies_may_pair(pp, micro_batches) { 0.0 } else { 1.0 };
+        let layer_s = |kind: &KindCost| {
+            m * (kind.load_s() + again_s(kind)) + unpaired * kind.both_unpaired_s()
+        };
         let fullest_s = work.fullest(pp as usize, MAX_COPIES, |_, kind| layer_s(kind));
         let ranks_bytes = match self.task.ignore_memory {
             true => f64::INFINITY,
@@ -267,13 +280,14 @@ impl<'a> Worker<'a> {
         // With activations on the host nothing is forced, and the first option may take longest.
         let forced_s = knapsack.forced_s(&work.counts, ranks_bytes).unwrap_or(0.0);
         let all_again_s = work.layers_s(again_s).max(forced_s);
-        let rank_s = fullest_s.max((work.layers_s(KindCost::load_s) + all_again_s) / pp as f64);
+        let all_s = m * (work.load_s() + all_again_s) + unpaired * work.unpaired_s();
+        let rank_s = fullest_s.max(all_s / pp as f64);
         // Without a barrier, iterations overlap.
         let path_s = match self.task.restrictions.wants_post_validation() {
             true => 0.0,
             false => work.layers_s(|kind| kind.load_s() - kind.weight_s) + all_again_s,
         };
-        self.with_overheads_s((micro_batches as f64 * rank_s).max(path_s))
+        self.with_overheads_s(rank_s.max(path_s))
     }
 
     /// What layers may recompute, as options of `Recompute::ALL`.
@@ -358,6 +372,12 @@ impl<'a> Worker<'a> {
         let moving = state.motion_bytes(spec, self.cache.layers.len());
         self.task.cluster.usable_bytes() - work.workspace_bytes - moving
     }
+}
+
+/// Whether two copies of a stage may pair their passes with each other's
+/// ([`PipelineSpec::least_unpaired`]).
+fn copies_may_pair(pp: u64, micro_batches: u64) -> bool {
+    ScheduleName::DualPipe.check(pp as usize, micro_batches as usize, 2).is_ok()
 }
 
 /// Whether layers may recompute as this option of `Recompute::ALL` says.

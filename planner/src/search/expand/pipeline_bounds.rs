@@ -1,7 +1,7 @@
 //! Lower bounds on the time of the pipelines of a parallel layout, the cheap ones first.
 
-use super::Worker;
 use super::layout::{FittingState, LayoutView, recompute_choices};
+use super::{Worker, copies_may_pair};
 use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
 use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
@@ -110,7 +110,9 @@ impl Worker<'_> {
         let bare = self.bare_spec(&self.no_transfer, d);
         let spec = PipelineSpec { schedule, chunks: 2, recompute, gap_s: 0.0, ..bare };
         let (embedding, head) = (VocabEnd::default(), VocabEnd::default());
-        let work = &MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
+        let work = MicroBatchCost { embedding, head, ..MicroBatchCost::clone(&parallel.work) };
+        let work =
+            &if copies_may_pair(d.pp, d.micro_batches) { work.always_paired() } else { work };
         let inputs = PipelineInputs { spec: &spec, work, candidates: None, slack: 1.0 };
         let budget = self.budget_bytes(&spec, work, &parallel.states.least);
         self.cheapest_state_s(parallel, inputs, (budget, enough_s))
@@ -199,7 +201,7 @@ impl Worker<'_> {
             None => {
                 let overheads = states.overheads(work, spec);
                 let added_s = overheads.first().map_or(f64::INFINITY, |least| least.added_s);
-                let load_s = spec.m() * work.load_s() / spec.ranks as f64;
+                let load_s = load_s(spec, work, 0.0) / spec.ranks as f64;
                 let least_s = self.with_overheads_s((load_s + added_s + vocab_s) / slack);
                 if least_s >= enough_s {
                     return least_s;
@@ -275,7 +277,8 @@ impl Worker<'_> {
         let candidates = self.any_order_candidates(list, spec);
         let splits = spec.splits_backward();
         let vocab = (spec.vocab, fused_loss);
-        let key = (list, spec.layout(), spec.chunks, vocab, spec.recompute, splits);
+        let order = (splits, spec.schedule.has_pairs());
+        let key = (list, spec.layout(), spec.chunks, vocab, spec.recompute, order);
         if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {
@@ -319,8 +322,9 @@ impl Worker<'_> {
     /// generated. Whether this thread has generated it already is not asked: the proof must not
     /// depend on that.
     fn any_order_candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
-        let over_pipeline = spec.vocab.over_pipeline();
-        let key = (list, spec.layout(), spec.ranks, spec.micro_batches, spec.chunks, over_pipeline);
+        let counts = [spec.ranks, spec.micro_batches, spec.chunks];
+        let kind = (spec.vocab.over_pipeline(), spec.schedule.has_pairs());
+        let key = (list, spec.layout(), counts, kind);
         if let Some(known) = self.any_order_candidates.get(&key) {
             return Rc::clone(known);
         }
@@ -364,7 +368,7 @@ fn fitting(
     let bounded = |overhead: &StateOverhead| {
         let bytes = states.undominated[overhead.at].bytes;
         let spent_s = closed::least_recompute_s(spec, work, knapsack, bytes, budget);
-        let passes_s = spec.m() * (work.load_s() + spent_s) / spec.ranks as f64;
+        let passes_s = load_s(spec, work, spent_s) / spec.ranks as f64;
         let StateOverhead { at, added_s, fullest_s } = *overhead;
         let fits = closed::least_bytes(spec, work, bytes) <= budget * (1.0 + 1e-9);
         fits.then_some(FittingState { at, least_s: fullest_s.max(passes_s + added_s) })
@@ -372,4 +376,9 @@ fn fitting(
     let mut all: Vec<_> = overheads.iter().filter_map(bounded).collect();
     all.sort_by(|a, b| a.least_s.total_cmp(&b.least_s));
     Rc::from(all)
+}
+
+/// The passes of all layers on all ranks, s, with `spent_s` more for each micro-batch.
+fn load_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64 {
+    spec.m() * (work.load_s() + spent_s) + spec.least_unpaired() * work.unpaired_s()
 }

@@ -1,13 +1,14 @@
 //! Prices the choices of parameter state of one pipeline, or prunes them by a bound.
 
 use super::layout::LayoutView;
-use super::{Candidate, Expansion, Paths, SearchNode, Stage, Worker};
+use super::{Allowance, Candidate, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::candidates::ListedBound;
 use crate::bounds::closed;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::states::StateView;
 use crate::bounds::workload::MicroBatchCost;
-use crate::partition::{dynamic_program, ilp};
+use crate::partition::dynamic_program::Bounded;
+use crate::partition::{Problem, dynamic_program, ilp};
 use crate::pricing::Configuration;
 use crate::pricing::listed_cuts::{CutList, Ranges};
 use crate::pricing::pipelines::PipelineKey;
@@ -34,8 +35,6 @@ impl Expansion {
 /// Pipelines kept by [`Worker::stated`]: those of one layout that differ in rank order.
 const LAST_SPECS: usize = 4;
 
-/// The integer programs of one configuration take at most this share of the time left.
-const PROGRAM_SHARE: f64 = 0.4;
 /// Multiples of a bound up to which placements are sought in turn.
 const AHEAD: [f64; 3] = [1.02, 1.1, 1.5];
 
@@ -211,11 +210,11 @@ impl Worker<'_> {
         best
     }
 
-    /// Settles a configuration by the integer program, with no more than this work.
+    /// Settles a configuration by the integer program, with no more than what is allowed.
     pub(super) fn solve_program(
         &mut self,
         node: &SearchNode,
-        (best_s, work): (f64, u64),
+        (best_s, allowed): (f64, Allowance),
         paths: &Paths,
     ) -> Expansion {
         let mut expansion = Expansion::default();
@@ -229,8 +228,8 @@ impl Worker<'_> {
         let Some(problem) = configuration.problem(cutoff_s, self.task.ignore_memory) else {
             return expansion;
         };
-        let until = self.task.until.share(PROGRAM_SHARE);
-        let limits = ilp::Limits { work, paths: true, until };
+        let until = self.task.until.share(allowed.share);
+        let limits = ilp::Limits { work: allowed.work, paths: true, until };
         let (report, found) = ilp::solve_with(&problem, known, cutoff_s, limits, &mut self.scratch);
         expansion.take_program(key, &report, found);
         if let Some((choice, value_s)) = &report.best {
@@ -258,29 +257,37 @@ impl Worker<'_> {
         let ignore_memory = self.task.ignore_memory;
         // The fewer columns a cutoff leaves, the sooner the dynamic program is done. What it finds
         // below a cutoff is the best of all.
-        let cutoffs =
-            AHEAD.iter().map(|ahead| bound_s * ahead).filter(|cutoff_s| *cutoff_s < bar_s);
-        let solved = cutoffs.chain([bar_s]).find_map(|cutoff_s| {
-            let cutoff_s = configuration.pipeline_s(cutoff_s);
-            let problem = configuration.problem(cutoff_s, ignore_memory)?;
-            dynamic_program::solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
-        });
-        let Some((problem, bounded)) = solved else { return };
-        let bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
-        if bound_s >= bar_s {
-            return;
-        }
-        let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
-        if let Some(placed) = configuration.placed(&problem, &bounded.choice) {
-            expansion.best =
-                offer(&configuration, placed, value_s, bar_s).or(expansion.best.take());
-        }
-        if value_s > bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+        let solved = |bound_s: f64, solve: fn(&Problem, f64) -> Option<Bounded>| {
+            let ahead = AHEAD.iter().map(|ahead| bound_s * ahead);
+            ahead.filter(|cutoff_s| *cutoff_s < bar_s).chain([bar_s]).find_map(|cutoff_s| {
+                let cutoff_s = configuration.pipeline_s(cutoff_s);
+                let problem = configuration.problem(cutoff_s, ignore_memory)?;
+                solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
+            })
+        };
+        let mut bound_s = bound_s;
+        let programs = [dynamic_program::solve, dynamic_program::solve_with_vocab];
+        let has_vocab = configuration.decisions.vocab.over_pipeline();
+        for solve in programs.into_iter().take(1 + usize::from(has_vocab)) {
+            let Some((problem, bounded)) = solved(bound_s, solve) else { return };
+            bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
+            if bound_s >= bar_s {
+                return;
+            }
+            let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
+            let bar_s = expansion.bar_s(bar_s);
+            if let Some(placed) = configuration.placed(&problem, &bounded.choice) {
+                let found = offer(&configuration, placed, value_s, bar_s);
+                expansion.best = found.or(expansion.best.take());
+            }
+            if value_s <= bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
+                return;
+            }
             let path = problem.critical_path(&bounded.choice, &mut self.scratch);
             expansion.paths.push((PipelineKey::new(&configuration.decisions), path));
-            let decisions = configuration.decisions;
-            expansion.parts.push(SearchNode { bound_s, decisions, count: 0, stage: Stage::Placed });
         }
+        let decisions = configuration.decisions;
+        expansion.parts.push(SearchNode { bound_s, decisions, count: 0, stage: Stage::Placed });
     }
 }
 

@@ -2,7 +2,7 @@
 //! programs, and with `--prove` integer programs, until nothing is open or their work is spent.
 
 use super::super::expand::every_cut::{EveryCutStage, node};
-use super::super::expand::{SearchNode, Stage};
+use super::super::expand::{Allowance, SearchNode, Stage};
 use super::team::{Answer, Batch, Team};
 use super::{Progress, Run, Waiting, What};
 use crate::pricing::listed_cuts::is_complete;
@@ -66,7 +66,8 @@ impl Run<'_> {
         let Some(own) = own.filter(|own| !is_complete(own, self.task.model.layers)) else { return };
         let stage = EveryCutStage::Relaxed(self.task.every_cut_work / OWN_SHARE);
         let nodes: Vec<SearchNode> = vec![node(0.0, own, stage)];
-        team.send(Batch::Nodes(nodes, self.best_s, first_work, Arc::clone(&self.paths)));
+        let allowed = Allowance { work: first_work, share: 1.0 };
+        team.send(Batch::Nodes(nodes, self.best_s, allowed, Arc::clone(&self.paths)));
         for answer in team.receive() {
             if let Answer::Expansion(mut expansion) = answer {
                 // It is among the rest, too.

@@ -8,7 +8,7 @@ mod finish;
 pub(super) mod lean;
 mod team;
 
-use super::expand::{Context, Expansion, Paths, SearchNode, Shared, Worker};
+use super::expand::{Allowance, Context, Expansion, Paths, SearchNode, Shared, Worker};
 use super::{Candidate, Effort, Found, Outcome, Progress, Standing};
 use crate::partition::ilp;
 use crate::pricing::cost_cache::CostCache;
@@ -34,6 +34,8 @@ const LEAVES_AT_ONCE: usize = 8;
 const LATER_AT_ONCE: usize = 2;
 /// The integer programs of one search node take at most this fraction (1/n) of the work left.
 const WORK_SHARE: u64 = 8;
+/// Share of the time left that they take at most, unless it is the last search node.
+const PROGRAM_SHARE: f64 = 0.4;
 /// More threads would each price the same layers again.
 const MAX_THREADS: usize = 8;
 
@@ -250,7 +252,10 @@ impl<'a> Run<'a> {
                 if nodes.is_empty() {
                     break;
                 }
-                team.send(Batch::Nodes(nodes, self.best_s, work, Arc::clone(&self.paths)));
+                let is_last = nodes.len() == 1 && team.is_idle() && self.is_settled();
+                let share = if is_last { 1.0 } else { PROGRAM_SHARE };
+                let allowed = Allowance { work, share };
+                team.send(Batch::Nodes(nodes, self.best_s, allowed, Arc::clone(&self.paths)));
             }
             if team.is_idle() {
                 break;
@@ -262,6 +267,11 @@ impl<'a> Run<'a> {
             }
             progress(self.standing());
         }
+    }
+
+    /// Whether no search node waits below the incumbent's time.
+    fn is_settled(&self) -> bool {
+        self.least_waiting_s() >= self.best_s
     }
 
     /// Whether any configuration was asked for, and one was found.

@@ -1,6 +1,8 @@
 //! The threads that expand search nodes.
 
-use super::super::expand::{Context, Expansion, Paths, SearchNode, Shared, Tight, Worker};
+use super::super::expand::{
+    Allowance, Context, Expansion, Paths, SearchNode, Shared, Tight, Worker,
+};
 use crate::request::Task;
 use crate::until::ThreadTime;
 use std::collections::VecDeque;
@@ -16,9 +18,8 @@ const CONTEXTS: usize = 256;
 /// Work for all threads, which take its pieces in turn.
 pub(super) enum Batch {
     Contexts(Arc<[Context]>),
-    /// Search nodes, the incumbent's time, the work allowed to the integer programs of each, known
-    /// chains.
-    Nodes(Vec<SearchNode>, f64, u64, Arc<Paths>),
+    /// Search nodes, the incumbent's time, what the integer programs of each may take, known chains.
+    Nodes(Vec<SearchNode>, f64, Allowance, Arc<Paths>),
     /// Search nodes to dive into, a limit on the time, s, how many pipelines to price, and whether
     /// what is short of memory is followed.
     Dives(Vec<Vec<SearchNode>>, f64, (usize, Tight)),
@@ -149,8 +150,8 @@ fn serve(
                 Batch::Dives(dives, best_s, how) => dives
                     .get(piece)
                     .map(|nodes| Answer::Expansion(Box::new(worker.dive(nodes, *best_s, *how)))),
-                Batch::Nodes(nodes, best_s, work, paths) => nodes.get(piece).map(|node| {
-                    Answer::Expansion(Box::new(worker.expand(node, *best_s, *work, paths)))
+                Batch::Nodes(nodes, best_s, allowed, paths) => nodes.get(piece).map(|node| {
+                    Answer::Expansion(Box::new(worker.expand(node, *best_s, *allowed, paths)))
                 }),
             };
             let Some(done) = done else { break };
