@@ -4,7 +4,7 @@
 use meshwright_tests::random::Random;
 use meshwright_tests::small::Instance;
 use meshwright_tests::{brute, instances};
-use models::decisions::Decisions;
+use models::decisions::{Decisions, MoeOverlap};
 use planner::bounds::candidates::{ListedBound, ListedCuts, Shapes};
 use planner::bounds::closed;
 use planner::bounds::cuts::PartitionBound;
@@ -13,7 +13,8 @@ use planner::bounds::recompute_knapsack::RecomputeKnapsack;
 use planner::bounds::state_overheads::StateOverhead;
 use planner::bounds::states::{StateView, States};
 use planner::bounds::workload::MicroBatchCost;
-use planner::partition::Scratch;
+use planner::partition::dynamic_program::{self, Bounded};
+use planner::partition::{Problem, Scratch};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::request::Task;
@@ -88,6 +89,7 @@ impl<'a> Subject<'a> {
         match self.case.listed_ranges() {
             Some(list) => self.listed(list, step_s, &knapsack, &mut bounds),
             None => {
+                self.dynamic_programs(&mut bounds);
                 for (name, work, state) in self.choices() {
                     let budget = self.budget_of(name);
                     let partition_bound =
@@ -114,6 +116,18 @@ impl<'a> Subject<'a> {
             }
         }
         bounds
+    }
+
+    fn dynamic_programs(&self, bounds: &mut Vec<(&'static str, f64)>) {
+        let problem = self.case.problem(f64::INFINITY, false).expect("a placement fits");
+        let programs: [(&str, fn(&Problem, f64) -> Option<Bounded>); 2] = [
+            ("dynamic program", dynamic_program::solve),
+            ("dynamic program with vocabulary passes", dynamic_program::solve_with_vocab),
+        ];
+        let of = |(name, solve): (&'static str, fn(&Problem, f64) -> Option<Bounded>)| {
+            (name, solve(&problem, f64::INFINITY).expect("a placement fits").bound_s)
+        };
+        bounds.extend(programs.map(of));
     }
 
     /// The inputs for this configuration's states and for the cheapest states.
@@ -197,15 +211,20 @@ fn least_s(case: &Configuration<'_>) -> Option<f64> {
     fitting.reduce(f64::min)
 }
 
-/// One of an instance's configurations; those with pipelines are preferred.
-fn pick(random: &mut Random, all: &[Decisions]) -> Decisions {
+/// One of an instance's configurations; those with pairs, or with pipelines, are preferred.
+fn pick(random: &mut Random, all: &[Decisions], paired: bool) -> Decisions {
     let any = |random: &mut Random| all[random.whole(0, all.len() - 1)].clone();
-    (0..5).map(|_| any(random)).find(|d| d.pp > 1).unwrap_or_else(|| any(random))
+    let preferred = |d: &Decisions| match paired {
+        true => d.moe_overlap == MoeOverlap::Pair,
+        false => d.pp > 1,
+    };
+    let tries = if paired { 200 } else { 5 };
+    (0..tries).map(|_| any(random)).find(preferred).unwrap_or_else(|| any(random))
 }
 
 #[test]
 fn no_bound_exceeds_any_placement() {
-    let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 4]);
+    let (mut compared, mut closest, mut kinds) = (0, 0.0_f64, [0_u64; 6]);
     for seed in 0..instances(500, 4000) {
         let random = &mut Random::new(seed + 3_000_000);
         let mut instance = Instance::random(random);
@@ -217,8 +236,9 @@ fn no_bound_exceeds_any_placement() {
         let task = Task::new(&instance.model, &instance.cluster, instance.gpus, &restrictions);
         let cache = CostCache::new(&instance.model, &instance.cluster, instance.gpus);
         let all = brute::combinations(&task);
-        for _ in 0..if all.is_empty() { 0 } else { 6 } {
-            let Ok(case) = Configuration::new(&cache, pick(random, &all)) else { continue };
+        for n in 0..if all.is_empty() { 0 } else { 6 } {
+            let picked = pick(random, &all, n == 0);
+            let Ok(case) = Configuration::new(&cache, picked) else { continue };
             let case = case.in_own_times();
             let subject = Subject::new(&task, &case);
             subject.check_in_flight();
@@ -235,14 +255,17 @@ fn no_bound_exceeds_any_placement() {
             compared += 1;
             let d = &case.decisions;
             let twice = d.layout().copies() > 1;
-            let is = [d.vpp > 1, d.pp > 1, d.vocab.over_pipeline(), twice];
+            let looks_up = subject.spec.passes.is_some_and(|path| path.input_s[0] > 0.0);
+            let paired = d.moe_overlap == MoeOverlap::Pair;
+            let is = [d.vpp > 1, d.pp > 1, d.vocab.over_pipeline(), twice, looks_up, paired];
             for (count, is) in kinds.iter_mut().zip(is) {
                 *count += u64::from(is);
             }
         }
     }
     println!(
-        "{compared} configurations, several chunks, pipeline, vocabulary passes, two copies: {kinds:?}, closest {closest}"
+        "{compared} configurations; several chunks, pipeline, vocabulary passes, two copies, passes of \
+         the input layer, pairs: {kinds:?}; closest {closest}"
     );
     assert!(kinds.iter().all(|&count| count > 20), "{kinds:?}");
     assert!(closest > 0.95, "a bound this far below tests nothing: {closest}");

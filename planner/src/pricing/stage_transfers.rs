@@ -329,6 +329,7 @@ pub(crate) fn vocab_passes(
         ),
     };
     let ranks = d.pp as usize;
+    let input_ranks = if input_apart(d) { ranks } else { 0 };
     let [input_forward, input_backward] = apart;
     let parts = first + middle + last + input_forward + input_backward;
     let durations = VocabDurations {
@@ -342,7 +343,11 @@ pub(crate) fn vocab_passes(
         input: InputDurations {
             after_forward_s: gradient_s,
             before_backward_s: broadcast_s,
-            ..InputDurations::uniform(ranks, input_forward.total_s(), input_backward.total_s())
+            ..InputDurations::uniform(
+                input_ranks,
+                input_forward.total_s(),
+                input_backward.total_s(),
+            )
         },
     };
     let held = cache.cluster.software.vocab_hidden_states * layer_costs.hidden_bytes;
