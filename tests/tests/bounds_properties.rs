@@ -13,8 +13,8 @@ use planner::bounds::recompute_knapsack::RecomputeKnapsack;
 use planner::bounds::state_overheads::StateOverhead;
 use planner::bounds::states::{StateView, States};
 use planner::bounds::workload::MicroBatchCost;
+use planner::partition::Scratch;
 use planner::partition::dynamic_program::{self, Bounded};
-use planner::partition::{Problem, Scratch};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::request::Task;
@@ -120,14 +120,11 @@ impl<'a> Subject<'a> {
 
     fn dynamic_programs(&self, bounds: &mut Vec<(&'static str, f64)>) {
         let problem = self.case.problem(f64::INFINITY, false).expect("a placement fits");
-        let programs: [(&str, fn(&Problem, f64) -> Option<Bounded>); 2] = [
-            ("dynamic program", dynamic_program::solve),
-            ("dynamic program with vocabulary passes", dynamic_program::solve_with_vocab),
-        ];
-        let of = |(name, solve): (&'static str, fn(&Problem, f64) -> Option<Bounded>)| {
-            (name, solve(&problem, f64::INFINITY).expect("a placement fits").bound_s)
-        };
-        bounds.extend(programs.map(of));
+        let plain = dynamic_program::solve(&problem, f64::INFINITY);
+        let with_vocab = dynamic_program::solve_with_vocab(&problem, f64::INFINITY);
+        let bound_s = |bounded: Option<Bounded>| bounded.expect("a placement fits").bound_s;
+        bounds.push(("dynamic program", bound_s(plain)));
+        bounds.push(("dynamic program with vocabulary passes", bound_s(with_vocab)));
     }
 
     /// The inputs for this configuration's states and for the cheapest states.

@@ -8,8 +8,9 @@ use models::layer::Split;
 use models::mesh::GroupShape;
 use models::model::ModelSpec;
 use planner::cost::collective::Collective;
-use planner::cost::layer::{LayerPricer, Shape, VocabCost};
+use planner::cost::layer::{LayerPricer, Shape};
 use planner::cost::state::{LocalParams, StateCost, tensors_a_parameter};
+use planner::cost::vocabulary::VocabCost;
 
 fn cluster(name: &str) -> ClusterSpec {
     models::cluster::shipped(name).and_then(Result::ok).expect("shipped clusters read")

@@ -11,7 +11,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 a bug or a failed run, 2 invalid
 
 /// The limit of `plan estimate`, whose default is its own.
 const ESTIMATE_LIMIT: &str = "Stop after this many seconds and print the best plan so far with its \
-                              optimality gap. [default: 1; 0.05 if every decision is set]";
+                              optimality gap. [default: 1; if every decision is set 0.05, and 0.5 \
+                              in all where the gap is still over 0.5 %]";
 /// The limits of `plan explain`, which hold for one alternative each.
 const EXPLAIN_LIMIT: &str = "Stop the search for an alternative after this many seconds, and print \
                              the best one so far with its optimality gap. [default: 0.4]";

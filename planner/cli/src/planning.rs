@@ -324,8 +324,8 @@ fn priced(request: &Request, share: f64) -> Option<Answer> {
         .or_else(|| surely(&without_headroom, &unlimited, share))
 }
 
-/// The best answer in a share of the time left. Where that is too little to tell whether there is one,
-/// any answer, however long it takes: whether something fits must not depend on the time.
+/// The best answer in a share of the time left. Where that is too little to tell whether there is
+/// one, any answer, however long it takes: whether something fits must not depend on the time.
 fn surely(request: &Request, task: &Task<'_>, share: f64) -> Option<Answer> {
     let limited = Task { until: task.until.share(share), ..task.clone() };
     answer(request, &limited)

@@ -67,8 +67,8 @@ fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, betwe
 }
 
 /// What the last micro-batch's path through all stages takes beside their forwards and backwards
-/// where the vocabulary is split over the pipeline, s: the passes of the output layer, and at either
-/// end that of the input layer.
+/// where the vocabulary is split over the pipeline, s: the passes of the output layer, and at
+/// either end that of the input layer.
 fn around_s(spec: &PipelineSpec, path: &VocabPath) -> f64 {
     let [look_up_s, add_s] = path.input_s;
     look_up_s + path.later_s(spec.micro_batches) + path.path_s + add_s

@@ -1,8 +1,8 @@
 //! Input of the bounds: one micro-batch in seconds and bytes by layer kind.
 
 use super::pipeline_spec::PipelineSpec;
-use crate::cost::layer::VocabCost;
 use crate::cost::state::LocalParams;
+use crate::cost::vocabulary::VocabCost;
 use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::stage_transfers::{slowdown_beside_passes, vocab_passes};
 use models::decisions::Decisions;

@@ -4,7 +4,8 @@
 //! the tables and formulas say that they lose. `models::formulas::ampipe` lays the chunks out in
 //! time.
 
-use super::layer::{ExpertPieces, LayerPricer, Pieces, Shape, ThreePasses};
+use super::experts::ExpertPieces;
+use super::layer::{LayerPricer, Pieces, Shape, ThreePasses};
 use super::parts::{AttentionChunks, Both, ExpertChunk, Parts};
 use super::{attention, memory_bound};
 use models::decisions::MoeOverlap;

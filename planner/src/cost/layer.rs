@@ -1,16 +1,17 @@
-//! Time and bytes of one layer, and of the vocabulary layers, for one micro-batch on one rank.
+//! Time and bytes of one layer for one micro-batch on one rank.
 //!
 //! `models::layer` lists the kernels; here each gets a time, and it is decided which communication
 //! stays exposed.
 
 use super::attention::{self, AttentionShape};
 use super::collective::{self, Collective};
-use super::parts::{AttentionChunks, ExpertChunk, Parts};
+use super::experts::ExpertPieces;
+use super::parts::{AttentionChunks, Parts};
 use super::{gemm, memory_bound};
 use models::cluster::{AttentionKernel, ClusterSpec, FullRecompute, Selective};
 use models::decisions::{CpStyle, Dtype, MoeOverlap, Recompute};
 use models::formulas::attention as attention_formulas;
-use models::formulas::communication::{self, LOSS_STATISTICS, REDUCTIONS_A_PASS};
+use models::formulas::communication::REDUCTIONS_A_PASS;
 use models::layer::{self, Gemm, LocalHeads, Split};
 use models::mesh::GroupShape;
 use models::model::{LayerKind, ModelSpec};
@@ -63,18 +64,6 @@ pub struct LayerCost {
     pub unpaired_s: [f64; 2],
 }
 
-/// Bytes that the embedding's gradient moves for each of its entries in every micro-batch. The
-/// gradient is dense: it is cleared and added to the sum although few rows were looked up. Passes
-/// measured by the authors of Vocabulary Parallelism (`artifact/exp_one_host.csv`) show 8 (256k by
-/// 3072 on one device) to 12 (an eighth of it).
-const EMBEDDING_GRADIENT_BYTES: f64 = 8.0;
-/// Bytes that adding an expert's bias moves for each element of its output, forward and backward:
-/// weighted by the router in 32 bits, added, concatenated and cast (Megatron-Core 0.15,
-/// `TEGroupedMLP._apply_bias`).
-const BIAS_BYTES: [f64; 2] = [28.0, 36.0];
-/// Bytes that clamping an activation's inputs moves for each element of its output, forward and
-/// backward: clamped and concatenated (`weighted_bias_quick_geglu_impl`).
-const CLAMP_BYTES: [f64; 2] = [16.0, 20.0];
 /// One of the three products of a gated feed-forward block.
 const SECOND_OF_FEED: f64 = 1.0 / 3.0;
 
@@ -87,44 +76,6 @@ impl LayerCost {
     /// Seconds forward and backward without recomputation.
     pub fn total_s(&self) -> f64 {
         self.forward.total_s() + self.backward().total_s()
-    }
-}
-
-/// Cost of the vocabulary layers for one micro-batch, split `ways` ways.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct VocabCost {
-    /// Embedding forward.
-    pub embed_forward: Parts,
-    /// Embedding backward.
-    pub embed_backward: Parts,
-    /// Logits and loss.
-    pub head_forward: Parts,
-    /// Gradient of the hidden states.
-    pub head_backward_input: Parts,
-    /// Gradient of the output matrix.
-    pub head_backward_weight: Parts,
-    /// Rescaling of a shard's softmax once all shards' sums are known: a part of `T`.
-    pub softmax_rescale: Parts,
-    /// Cast of a shard's softmax for a product that precedes its gradient: a part of algorithm 2's
-    /// `S`.
-    pub softmax_cast: Parts,
-    /// Embedding activations held (the dropout mask).
-    pub embed_saved_bytes: f64,
-    /// Head activations held: its input and its norm's.
-    pub head_saved_bytes: f64,
-    /// Logits, their gradient and the output matrix's placeholder gradient, while they live.
-    pub logits_bytes: f64,
-}
-
-impl VocabCost {
-    /// Seconds of everything, forward and backward.
-    pub fn total_s(&self) -> f64 {
-        let passes = self.embed_forward
-            + self.embed_backward
-            + self.head_forward
-            + self.head_backward_input
-            + self.head_backward_weight;
-        passes.total_s()
     }
 }
 
@@ -505,30 +456,6 @@ impl LayerPricer<'_> {
         }
     }
 
-    /// Kernels that sort a token's copies by expert and combine their results, and that add biases,
-    /// forward and backward.
-    fn routed(&self, shape: &Shape) -> [Parts; 2] {
-        let elements = layer::routed_elements(self.model, &shape.split);
-        let wide = shape.dtype.storage_bytes() / Dtype::Bf16.storage_bytes();
-        let each = self.cluster.software.permute_bytes / 2.0 * wide * elements;
-        let permuted = 2.0 * memory_bound::elementwise_s(self.cluster, each);
-        self.bias_bytes(&shape.split).map(|bytes| {
-            Parts::compute(permuted + memory_bound::elementwise_s(self.cluster, bytes * wide))
-        })
-    }
-
-    /// Bytes that the biases and clamps of routed experts move in separate kernels, forward and
-    /// backward.
-    fn bias_bytes(&self, split: &Split) -> [f64; 2] {
-        let Some(moe) = self.model.moe.as_ref().filter(|moe| moe.biased) else { return [0.0; 2] };
-        if self.cluster.software.fused_experts {
-            return [0.0; 2];
-        }
-        let elements = layer::routed_elements(self.model, split);
-        let activated = elements * moe.ffn as f64 / self.model.hidden as f64;
-        [0, 1].map(|pass| BIAS_BYTES[pass] * elements + CLAMP_BYTES[pass] * activated)
-    }
-
     /// Selective recomputation: every second product, the attention core where its scores would be
     /// stored, or the norms and the activation function.
     fn selective(&self, kind: LayerKind, shape: &Shape, body: &Body) -> Parts {
@@ -580,153 +507,6 @@ impl LayerPricer<'_> {
         let bytes = elements * shape.dtype.storage_bytes();
         collective::time_s(self.cluster, op, bytes, &shape.tp_group)
     }
-
-    /// Router, experts and their collectives, before the all-to-all is overlapped.
-    pub fn experts(&self, shape: &Shape) -> ExpertPieces {
-        ExpertPieces {
-            experts: self.expert_products(shape.dtype, &shape.split),
-            router: self.router(shape),
-            all_to_all_s: self.all_to_all_s(shape, 1),
-            tensor_parallel_s: self.expert_tensor_parallel_s(shape),
-            chunk: self.expert_chunk(shape),
-        }
-    }
-
-    /// Routed experts with the exposed part of their all-to-alls.
-    fn expert_block(&self, pieces: &ExpertPieces) -> ThreePasses {
-        let ExpertPieces { experts, router, all_to_all_s: a2a_s, tensor_parallel_s: tp_s, .. } =
-            *pieces;
-        let sent = Parts { ep_s: self.exposed_all_to_all_s(a2a_s), tp_s, ..Parts::default() };
-        let input = Parts::compute(experts.input.compute_s);
-        ThreePasses {
-            forward: experts.forward + sent + router.forward,
-            input: input + sent + router.input,
-            weight: experts.weight + router.weight,
-        }
-    }
-
-    /// Lower bound on router and experts over all `splits`: their fastest products, and no
-    /// all-to-all. It depends on the number of tokens on a rank, not on the split.
-    pub fn expert_floor(&self, shape: &Shape, splits: &[Split]) -> ThreePasses {
-        let router = self.router(shape);
-        let products = splits.iter().map(|split| self.expert_products(shape.dtype, split));
-        let least = products.reduce(|a, b| ThreePasses {
-            forward: Parts::compute(a.forward.compute_s.min(b.forward.compute_s)),
-            input: Parts::compute(a.input.compute_s.min(b.input.compute_s)),
-            weight: Parts::compute(a.weight.compute_s.min(b.weight.compute_s)),
-        });
-        router + least.unwrap_or_default()
-    }
-
-    fn expert_products(&self, dtype: Dtype, split: &Split) -> ThreePasses {
-        let slowdown = self.cluster.software.expert_slowdown;
-        self.slowed_products(dtype, &layer::fullest_expert_gemms(self.model, split), slowdown)
-    }
-
-    /// The router's products, and the fixed time of routing.
-    fn router(&self, shape: &Shape) -> ThreePasses {
-        let mut router = self.products(shape.dtype, &[self.router_gemm(shape)]);
-        let software = &self.cluster.software;
-        let routing_s = if software.graphed_routing { 0.0 } else { software.routing_s };
-        router.forward += Parts::compute(routing_s);
-        router
-    }
-
-    fn router_gemm(&self, shape: &Shape) -> Gemm {
-        let experts = self.model.moe.as_ref().map_or(1, |moe| moe.experts);
-        let m = shape.split.resident_tokens(self.model);
-        Gemm { groups: 1, m, n: experts, k: self.model.hidden }
-    }
-
-    /// Seconds of one dispatch or combine of one of `chunks` of the rank's routed copies.
-    pub(super) fn all_to_all_s(&self, shape: &Shape, chunks: u64) -> f64 {
-        let copies = layer::routed_copies(self.model);
-        let elements = layer::routed_elements(self.model, &shape.split) / chunks as f64;
-        let bytes = elements * shape.dtype.storage_bytes();
-        if self.cluster.software.dispatch_once_a_node {
-            return collective::dispatch_s(self.cluster, bytes, &shape.ep_group, copies);
-        }
-        collective::time_s(self.cluster, Collective::AllToAll, bytes, &shape.ep_group)
-    }
-
-    /// All-gather before and reduce-scatter after an expert that is itself split.
-    fn expert_tensor_parallel_s(&self, shape: &Shape) -> f64 {
-        let etp = shape.split.etp;
-        if etp == 1 {
-            return 0.0;
-        }
-        let tokens = shape.split.resident_tokens(self.model) as f64;
-        let copies = layer::fullest_copies(self.model, shape.split.ep);
-        let width = (etp * self.model.hidden) as f64;
-        let elements = communication::dispatched_elements(tokens, copies, width);
-        let bytes = elements * shape.dtype.storage_bytes();
-        collective::time_s(self.cluster, Collective::AllGather, bytes, &shape.etp_group)
-            + collective::time_s(self.cluster, Collective::ReduceScatter, bytes, &shape.etp_group)
-    }
-
-    /// What of the two all-to-alls stays exposed where a layer is not cut into chunks.
-    fn exposed_all_to_all_s(&self, a2a_s: f64) -> f64 {
-        let software = &self.cluster.software;
-        let exposed = if software.dispatch_once_a_node { software.ep_exposed } else { 1.0 };
-        2.0 * a2a_s * exposed
-    }
-
-    /// Cost of a shard of the vocabulary layers with `columns` entries, padding included; `group`
-    /// are the ranks that share them.
-    pub fn vocabulary(&self, shape: &Shape, columns: u64, group: &GroupShape) -> VocabCost {
-        let (tokens, h) = (shape.split.tokens(self.model), self.model.hidden);
-        let e = shape.dtype.storage_bytes();
-        let hidden_bytes = tokens as f64 * h as f64 * e;
-        let resident_bytes = shape.split.resident_tokens(self.model) as f64 * h as f64 * e;
-        let logits = tokens as f64 * columns as f64;
-        let head_dtype = if e < 4.0 { Dtype::Bf16 } else { shape.dtype };
-        let head = self.products(head_dtype, &[Gemm { groups: 1, m: tokens, n: columns, k: h }]);
-        let reduce_s = collective::time_s(self.cluster, Collective::AllReduce, hidden_bytes, group);
-        let loss_s = LOSS_STATISTICS
-            * collective::time_s(self.cluster, Collective::AllReduce, tokens as f64 * 4.0, group);
-        let stream = |bytes: f64| Parts::compute(memory_bound::elementwise_s(self.cluster, bytes));
-        let tp = |tp_s: f64| Parts { tp_s, ..Parts::default() };
-        let mask = if self.model.dropout > 0.0 { 1.0 } else { 0.0 };
-        let wide = e >= 4.0;
-        let loss_bytes = if wide { e + 4.0 } else { self.cluster.software.loss_bytes };
-        let loss_gradient_bytes =
-            if wide { e + 4.0 } else { self.cluster.software.loss_gradient_bytes };
-        let logit_bytes = if wide { e + 4.0 } else { self.cluster.software.logit_bytes };
-        let placeholder_bytes = self.cluster.software.placeholder_bytes * (columns * h) as f64;
-        let gradient_bytes = EMBEDDING_GRADIENT_BYTES * (columns * h) as f64;
-        let dense_gradient_s = memory_bound::regular_s(self.cluster, gradient_bytes);
-        let loss = |bytes: f64| {
-            if wide {
-                return stream(logits * bytes);
-            }
-            Parts::compute(memory_bound::regular_s(self.cluster, logits * bytes))
-        };
-        // The blocks are multiplied again, and both gradients follow at once.
-        let (again, with_input, weight) = match shape.fused_loss {
-            true => (head.forward, head.weight, Parts::default()),
-            false => (Parts::default(), Parts::default(), head.weight),
-        };
-        let rows = match shape.fused_loss {
-            true => layer::loss_rows(tokens, h, columns),
-            false => tokens,
-        };
-        VocabCost {
-            embed_forward: stream(hidden_bytes * 2.0) + tp(reduce_s),
-            embed_backward: stream(hidden_bytes * 3.0) + Parts::compute(dense_gradient_s),
-            head_forward: head.forward + loss(loss_bytes) + tp(loss_s),
-            head_backward_input: again
-                + head.input
-                + with_input
-                + loss(loss_gradient_bytes)
-                + tp(reduce_s),
-            head_backward_weight: weight,
-            softmax_rescale: loss(2.0 * e.max(4.0)),
-            softmax_cast: if wide { Parts::default() } else { loss(4.0 + e) },
-            embed_saved_bytes: mask * resident_bytes / e,
-            head_saved_bytes: 2.0 * resident_bytes,
-            logits_bytes: (rows * columns) as f64 * logit_bytes + placeholder_bytes,
-        }
-    }
 }
 
 /// Times of the three passes over some products.
@@ -774,17 +554,6 @@ pub struct Body {
     tensor: Parts,
     /// Work that full recomputation leaves out.
     spared: Parts,
-}
-
-/// Routed experts before their all-to-all is overlapped.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ExpertPieces {
-    pub(super) experts: ThreePasses,
-    pub(super) router: ThreePasses,
-    all_to_all_s: f64,
-    pub(super) tensor_parallel_s: f64,
-    /// One of the chunks that they are cut into.
-    pub(super) chunk: ExpertChunk,
 }
 
 /// Times of the memory-bound kernels.

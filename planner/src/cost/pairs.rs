@@ -1,6 +1,7 @@
 //! Layers with experts in pairs of passes: what a pair hides of their all-to-alls.
 
-use super::layer::{ExpertPieces, LayerCost, LayerPricer, Pieces};
+use super::experts::ExpertPieces;
+use super::layer::{LayerCost, LayerPricer, Pieces};
 use super::parts::Parts;
 use models::formulas::ampipe::Chunk;
 use models::formulas::pairs::{PairedLayer, hidden_s};

@@ -32,9 +32,9 @@
 //! ([`super::milestones`]).
 
 use super::milestones::{ArrivalTimes, OwnSeconds};
+use super::warm_up::Warm;
 use super::{Choice, Column, Problem};
 use crate::simulate::BeforeVocab;
-use models::schedule::{LOOK_UPS_AHEAD, VocabPasses};
 
 /// The optimum of the closed form and a choice that attains it.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,8 +71,8 @@ struct Label {
 /// `cutoff_s`.
 ///
 /// Memory is checked column by column: with one chunk a rank, a rank is a stage. A label is dropped
-/// when another is no worse in load, span, end and step. This keeps the optimum because the value
-/// of a longer chain never falls when any of these grows.
+/// when another is no worse in load, span, end, step and backward path. This keeps the optimum
+/// because the value of a longer chain never falls when any of these grows.
 pub fn solve(problem: &Problem, cutoff_s: f64) -> Option<Bounded> {
     solve_with(problem, &[], cutoff_s)
 }
@@ -236,16 +236,9 @@ fn join(at: Stage<'_>, column: usize, next: usize, after: Option<&Label>) -> Lab
     let waiting_s = Warm::new(problem, stage).both_s(micro_batches, first_s, last_s);
     let unpaired_s = unpaired_s(problem, stage, c);
     let own_s = m * (c.load_s() + problem.vocab.output_s) + unpaired_s + waiting_s;
-    let round_trip_s = c.load_s() + below_s + problem.vocab.path_s;
-    let later_s = problem.vocab.later_s(micro_batches);
-    let mut span_s = own_s.max(c.load_s() + span_below_s).max(later_s + round_trip_s);
-    let barriers = at.barriers(c, after.map_or(0.0, |below| below.back_s + link_s));
-    if let Some([first_s, last_s]) = barriers {
-        let forwards = Warm::new(problem, stage).forwards;
-        let outputs_s = (m - forwards - 1.0).max(0.0) * problem.vocab.output_s;
-        let behind_s = (m - forwards) * c.forward_s + m * c.backward_s + outputs_s;
-        span_s = span_s.max(first_s + behind_s).max(last_s + c.backward_s);
-    }
+    let back_s = after.map_or(0.0, |below| below.back_s + link_s);
+    let through_vocab_s = at.through_vocab_s(c, below_s, back_s);
+    let span_s = own_s.max(c.load_s() + span_below_s).max(through_vocab_s);
     // Every stage reduces its gradients after its last backward.
     let end_below_s = after.map_or(0.0, |label| c.forward_s + link_s + label.end_s);
     Label {
@@ -261,13 +254,29 @@ fn join(at: Stage<'_>, column: usize, next: usize, after: Option<&Label>) -> Lab
 }
 
 impl Stage<'_> {
+    /// The longest chain through the vocabulary passes to the end of the last backward of a stage
+    /// that keeps it whole, from the start of its first forward, s. Later stages take `below_s` for
+    /// a round trip, and `back_s` for the backward path.
+    fn through_vocab_s(&self, c: &Column, below_s: f64, back_s: f64) -> f64 {
+        let Problem { pipeline, vocab, .. } = self.problem;
+        let later_s = vocab.later_s(pipeline.micro_batches);
+        let last_s = later_s + c.load_s() + below_s + vocab.path_s;
+        let Some([first_ready_s, last_ready_s]) = self.barriers(c, back_s) else { return last_s };
+        let (m, warm) = (pipeline.micro_batches as f64, Warm::new(self.problem, self.stage));
+        let forwards = warm.passes() + 1.0;
+        // Of the vocabulary passes, one more than of the forwards may come before.
+        let outputs_s = (m - forwards - 1.0).max(0.0) * vocab.output_s;
+        let behind_s = (m - forwards) * c.forward_s + m * c.backward_s + outputs_s;
+        last_s.max(first_ready_s + behind_s).max(last_ready_s + c.backward_s)
+    }
+
     /// Earliest starts of the backwards of the first and of the last micro-batch, from the start of
     /// the stage's first forward, s: the stage comes to its vocabulary passes, and after the
-    /// barriers the micro-batch goes back through the later stages, for `below_s`.
-    fn barriers(&self, c: &Column, below_s: f64) -> Option<[f64; 2]> {
+    /// barriers the micro-batch goes back through the later stages, for `back_s`.
+    fn barriers(&self, c: &Column, back_s: f64) -> Option<[f64; 2]> {
         let BeforeVocab { first, last } = *self.vocab?;
         let Problem { vocab, fixed, .. } = self.problem;
-        let behind_s = vocab.path_s - fixed.vocab.broadcast_s + below_s;
+        let behind_s = vocab.path_s - fixed.vocab.broadcast_s + back_s;
         let seconds = [c.forward_s, c.backward_s, c.weight_s, vocab.output_s];
         let before_s =
             |counts: [f64; 4]| counts.iter().zip(seconds).map(|(n, s)| n * s).sum::<f64>();
@@ -314,7 +323,7 @@ fn join_forwards_first(problem: &Problem, c: &Column, link_s: f64, after: Option
 /// through these stages.
 fn join_split(at: Stage<'_>, c: &Column, link_s: f64, after: Option<&Label>) -> Label {
     let Stage { problem, stage, .. } = at;
-    let path_s = after.map_or(0.0, |below| below.load_s + 2.0 * link_s);
+    let path_s = after.map_or(problem.vocab.path_s, |below| below.load_s + 2.0 * link_s);
     let seconds = [[c.forward_s, c.backward_s, c.weight_s]];
     let own = OwnSeconds { chunks: &seconds, shared: [0.0; 3], vocab_s: problem.vocab.output_s };
     let barriers = at.barriers(c, after.map_or(0.0, |below| below.back_s + link_s));
@@ -351,87 +360,6 @@ fn waiting(problem: &Problem, stage: usize, pass_s: f64, below_s: f64) -> f64 {
         return 0.0;
     }
     Warm::new(problem, stage).wait_s(pass_s, below_s)
-}
-
-/// What a stage of 1F1B can run during the round trip of its first micro-batch to the last stage,
-/// and by symmetry during that of its last.
-///
-/// In its order, `forwards` forwards come before the first backward. With vocabulary passes there
-/// is one more for each barrier, and the round trip leads through the vocabulary layers. Of the
-/// vocabulary passes, only those of micro-batches whose forwards come before the first backward can
-/// run before it, and one more where a pass lags behind the barrier that the backward waits for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Warm {
-    forwards: f64,
-    vocab: VocabPath,
-}
-
-/// The vocabulary passes that every micro-batch goes through.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct VocabPath {
-    /// All vocabulary passes of one micro-batch on one rank, s.
-    pub passes_s: f64,
-    /// The same without passes of the input layer alone, s.
-    pub output_s: f64,
-    /// From the end of the last stage's forward to the start of its backward, s.
-    pub path_s: f64,
-    /// From the start of `IF` to that of the first stage's forward, and from the end of its backward
-    /// to that of `IB`, s; 0 where the input layer has no passes of its own.
-    pub input_s: [f64; 2],
-    /// Their algorithm, which determines how many micro-batches are in flight.
-    pub passes: Option<VocabPasses>,
-}
-
-impl VocabPath {
-    /// How much later the last micro-batch starts than the first, at least, s. `IF` follows an
-    /// earlier forward of the first stage, and its sum is part of the path from that forward to its
-    /// own ([`models::schedule::Schedule::with_input_passes`]).
-    pub fn later_s(&self, micro_batches: usize) -> f64 {
-        ((micro_batches - 1) / LOOK_UPS_AHEAD) as f64 * self.input_s[0]
-    }
-}
-
-impl Warm {
-    pub(crate) fn of(ranks: usize, micro_batches: usize, stage: usize, vocab: VocabPath) -> Self {
-        let plain = ranks - stage;
-        let forwards = vocab.passes.map_or(plain, |passes| passes.in_flight(plain));
-        Self { forwards: forwards.min(micro_batches) as f64, vocab }
-    }
-
-    pub(super) fn new(problem: &Problem, stage: usize) -> Self {
-        let pipeline = &problem.pipeline;
-        Self::of(pipeline.ranks, pipeline.micro_batches, stage, problem.vocab)
-    }
-
-    /// Time by which the round trip through later stages (`below_s`) exceeds the stage's own passes
-    /// in the meantime. `pass_s` is the duration of a forward (in cooldown, of a backward).
-    pub(crate) fn wait_s(&self, pass_s: f64, below_s: f64) -> f64 {
-        (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
-    }
-
-    /// Forwards between the first micro-batch's own and its backward.
-    pub(super) fn passes(&self) -> f64 {
-        self.forwards - 1.0
-    }
-
-    /// Time through the vocabulary layers, less the most vocabulary passes that run meanwhile, s.
-    pub(super) fn vocab_s(&self) -> f64 {
-        let vocab = &self.vocab;
-        let run_s = if vocab.output_s > 0.0 { (self.forwards + 1.0) * vocab.output_s } else { 0.0 };
-        vocab.path_s - run_s
-    }
-
-    /// Whether the waits in warm-up and cooldown are distinct. With few micro-batches they may
-    /// coincide.
-    pub(super) fn apart(&self, micro_batches: usize) -> bool {
-        micro_batches as f64 >= self.forwards + 1.0
-    }
-
-    /// Both waits together, or the longer where they may coincide.
-    pub(crate) fn both_s(&self, micro_batches: usize, first_s: f64, last_s: f64) -> f64 {
-        let apart = self.apart(micro_batches);
-        if apart { first_s + last_s } else { first_s.max(last_s) }
-    }
 }
 
 fn insert(labels: &mut Vec<Label>, new: Label) {

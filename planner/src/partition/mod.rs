@@ -11,9 +11,10 @@ pub mod ilp;
 pub mod milestones;
 pub mod relaxation;
 mod rows;
+pub(crate) mod warm_up;
 
-pub use dynamic_program::VocabPath;
 pub use milestones::OrderMilestones;
+pub use warm_up::VocabPath;
 
 use crate::simulate::{CriticalPath, Durations, Prepared, Workspace};
 use std::sync::{Arc, LazyLock};

@@ -1,7 +1,7 @@
 //! The rows of the integer program of [`super::ilp`], which states them as equations.
 
-use super::dynamic_program::Warm;
 use super::milestones::{At, PassCounts};
+use super::warm_up::Warm;
 use super::{Column, Problem};
 use crate::simulate::{CriticalPath, Durations};
 use good_lp::solvers::highs::HighsProblem;

@@ -2,7 +2,7 @@
 
 use super::cost_cache::{CostCache, LayerCostsKey};
 use crate::cost::layer::LayerPricer;
-use crate::cost::layer::VocabCost;
+use crate::cost::vocabulary::VocabCost;
 use models::decisions::Decisions;
 use models::model::params;
 use models::shapes::{vocabulary_rows, vocabulary_shard_rows};

@@ -18,7 +18,7 @@ const CONTEXTS: usize = 256;
 /// Work for all threads, which take its pieces in turn.
 pub(super) enum Batch {
     Contexts(Arc<[Context]>),
-    /// Search nodes, the incumbent's time, what the integer programs of each may take, known chains.
+    /// Search nodes, the incumbent's time, what integer programs of each may take, known chains.
     Nodes(Vec<SearchNode>, f64, Allowance, Arc<Paths>),
     /// Search nodes to dive into, a limit on the time, s, how many pipelines to price, and whether
     /// what is short of memory is followed.
