@@ -56,9 +56,10 @@ const BEFORE_ALTERNATIVES: f64 = 0.7;
 const BEFORE_FEWER: f64 = 0.8;
 /// The same where it is compared with what our trainer cannot run.
 const BESIDE_ALL: f64 = 0.5;
-/// Share of the time left for a configuration that fits; the rest is for what does not. Of a single
-/// configuration it is soon known whether it fits.
+/// Share of the time left for a configuration that fits; the rest is for what does not.
 const FITTING: f64 = 0.5;
+/// The same of a single configuration, of which it is mostly known soon whether it fits.
+const SINGLE_FITTING: f64 = 0.8;
 /// Share of the time for a single alternative.
 const SINGLE: f64 = 0.1;
 
@@ -292,13 +293,18 @@ pub fn estimate(args: &EstimateArgs) -> Result<(), Failure> {
     let single = request.task().space().is_single();
     request.deadline = deadline(args.limit, if single { SINGLE_S } else { ANSWER_S })?;
     stop_at_interrupt(&request)?;
-    let share = if single { 1.0 } else { FITTING };
+    let share = if single { SINGLE_FITTING } else { FITTING };
     let mut found = priced(&request, share);
     let is_close = |answer: &Answer| answer.proof.searched_gap <= CLOSE;
     let may_go_on = single && args.limit.is_default() && !is_stopped(&request);
     if may_go_on && !found.as_ref().is_some_and(is_close) {
         request.deadline = Some(Instant::now() + Duration::from_secs_f64(SINGLE_AGAIN_S));
-        found = priced(&request, share).or(found);
+        let again = priced(&request, share);
+        let slower =
+            |a: &Answer, b: &Answer| a.plan.predicted.iteration_s > b.plan.predicted.iteration_s;
+        if !again.as_ref().zip(found.as_ref()).is_some_and(|(again, first)| slower(again, first)) {
+            found = again.or(found);
+        }
     }
     let Some(answer) = found else {
         complete_nothing(&request)?;

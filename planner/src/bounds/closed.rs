@@ -342,13 +342,15 @@ fn path_and_reductions_s(spec: &PipelineSpec, work: &MicroBatchCost, view: &Stat
     };
     let present = || work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
     let ratio = present().map(|(kind, _)| back_s(kind) / tail_s(kind)).fold(0.0, f64::max);
-    let around_s = spec.passes.map_or(0.0, |path| around_s(spec, &path));
+    // On the first rank `IB` waits for no broadcast, and reductions may begin.
+    let add_s = spec.passes.map_or(0.0, |path| path.input_s[1]);
+    let around_s = spec.passes.map_or(0.0, |path| around_s(spec, &path)) - add_s;
     let path_s = path_s(spec, work) + forward_path_s(spec) + around_s;
     if !ratio.is_finite() || ratio <= 0.0 {
-        return path_s;
+        return path_s + add_s;
     }
     let weight = ratio / ((1.0 + ratio).powf(spec.ranks as f64) - 1.0);
-    path_s + weight * work.layers_s(tail_s)
+    path_s + add_s.max(weight * work.layers_s(tail_s))
 }
 
 /// Least recomputation of one micro-batch in the whole model, s, for any schedule and partition:

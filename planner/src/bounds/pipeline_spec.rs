@@ -249,7 +249,7 @@ impl PipelineSpec {
             ScheduleName::Naive => counts.resize(v, 1),
             ScheduleName::GPipe | ScheduleName::LoopedBfs => counts.resize(v, m),
             ScheduleName::OneFOneB => counts.resize(v, self.held_by_1f1b(p - rank)),
-            // The first runs the last of these after its warm-up.
+            // Those of the warm-up, and of `interleaved_1f1b` one more.
             ScheduleName::Interleaved1F1B | ScheduleName::Overlapped1F1B => {
                 counts.extend(in_rounds(2 * (p - 1 - rank) + (v - 1) * p + 1));
             }

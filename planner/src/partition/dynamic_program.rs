@@ -261,9 +261,10 @@ impl Stage<'_> {
         let Problem { pipeline, vocab, .. } = self.problem;
         let later_s = vocab.later_s(pipeline.micro_batches);
         let last_s = later_s + c.load_s() + below_s + vocab.path_s;
-        let Some([first_ready_s, last_ready_s]) = self.barriers(c, back_s) else { return last_s };
-        let (m, warm) = (pipeline.micro_batches as f64, Warm::new(self.problem, self.stage));
-        let forwards = warm.passes() + 1.0;
+        let barriers = self.barriers(c, back_s).filter(|_| pipeline.one_f_one_b);
+        let Some([first_ready_s, last_ready_s]) = barriers else { return last_s };
+        let m = pipeline.micro_batches as f64;
+        let forwards = Warm::new(self.problem, self.stage).forwards();
         // Of the vocabulary passes, one more than of the forwards may come before.
         let outputs_s = (m - forwards - 1.0).max(0.0) * vocab.output_s;
         let behind_s = (m - forwards) * c.forward_s + m * c.backward_s + outputs_s;

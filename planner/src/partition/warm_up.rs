@@ -59,6 +59,11 @@ impl Warm {
         (below_s + self.vocab_s() - self.passes() * pass_s).max(0.0)
     }
 
+    /// Forwards before the first backward.
+    pub(super) fn forwards(&self) -> f64 {
+        self.forwards
+    }
+
     /// Forwards between the first micro-batch's own and its backward.
     pub(super) fn passes(&self) -> f64 {
         self.forwards - 1.0

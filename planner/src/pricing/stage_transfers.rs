@@ -259,13 +259,13 @@ pub(crate) fn slowdown_beside_passes(cache: &CostCache<'_>, d: &Decisions) -> f6
     }
 }
 
-/// The vocabulary passes of a micro-batch, whether or not the input layer has passes of its own.
+/// The vocabulary passes of a micro-batch in the order by which `d` is priced.
 pub(crate) fn vocab_path(
     cache: &CostCache<'_>,
     d: &Decisions,
     layer_costs: &LayerCosts,
 ) -> Option<VocabPath> {
-    // With passes of its own it is on no path, and all passes take as long together.
+    // All passes take as long together, whether or not the input layer has passes of its own.
     let pass_times = PassRatios::nearest(PassTimes::default());
     let apart = Decisions { pass_times, ..d.clone() };
     let path = vocab_passes(cache, &apart, layer_costs)?.path(d.vocab);

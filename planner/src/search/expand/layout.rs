@@ -10,6 +10,7 @@ use crate::pricing::cost_cache::{CostCache, LayerCosts};
 use crate::pricing::listed_cuts::CutList;
 use crate::pricing::recompute_split::options;
 use crate::pricing::stage_transfers::{self, P2pTransfer};
+use crate::pricing::vocab_times::placed_by_times;
 use crate::request::pipeline_choices::{PipelineChoices, PipelineChoicesKey, VocabChoice};
 use crate::request::space::ParallelLayout;
 use models::decisions::{CpStyle, Decisions, Dtype, MoeOverlap, RecomputePolicy, Vocab};
@@ -31,9 +32,9 @@ pub(super) struct LayoutView {
     pub(super) transfers: Rc<P2pTransfer>,
     /// Upper bound on these transfers, s.
     pub(super) most_transfer_s: f64,
-    /// By vocabulary placement over the pipeline, the micro-batch cost and a lower bound on the
-    /// vocabulary passes.
-    pub(super) passes: HashMap<Vocab, (Arc<MicroBatchCost>, VocabPath)>,
+    /// By vocabulary placement over the pipeline, and whether the passes are placed by own times, the
+    /// micro-batch cost and a lower bound on the vocabulary passes.
+    pub(super) passes: HashMap<(Vocab, bool), (Arc<MicroBatchCost>, VocabPath)>,
     /// The choices of parameter state that fit, the least first.
     pub(super) fitting: HashMap<FittingKey, Rc<[FittingState]>>,
     pub(super) knapsacks: HashMap<RecomputePolicy, Rc<RecomputeKnapsack>>,
@@ -213,11 +214,12 @@ impl Worker<'_> {
             return (spec, parallel.work_of(&self.cache, d));
         }
         let (cache, layer_costs, choices) = (&self.cache, &parallel.layer_costs, &parallel.choices);
-        let (work, way) = parallel.passes.entry(d.vocab).or_insert_with(|| {
-            let ways = choices.rank_order.iter().filter_map(|&rank_order| {
+        let key = (d.vocab, placed_by_times(d));
+        let (work, path) = parallel.passes.entry(key).or_insert_with(|| {
+            let paths = choices.rank_order.iter().filter_map(|&rank_order| {
                 PipelineSpec::new(cache, &Decisions { rank_order, ..d.clone() }, layer_costs).passes
             });
-            let least = ways.reduce(|a, b| VocabPath {
+            let least = paths.reduce(|a, b| VocabPath {
                 passes_s: a.passes_s.min(b.passes_s),
                 output_s: a.output_s.min(b.output_s),
                 path_s: a.path_s.min(b.path_s),
@@ -226,7 +228,7 @@ impl Worker<'_> {
             });
             (Arc::new(parallel.work.with_passes(cache, d, layer_costs)), least.unwrap_or_default())
         });
-        spec.passes = Some(*way);
+        spec.passes = Some(*path);
         (spec, Arc::clone(work))
     }
 

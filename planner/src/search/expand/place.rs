@@ -257,7 +257,7 @@ impl Worker<'_> {
         let ignore_memory = self.task.ignore_memory;
         // The fewer columns a cutoff leaves, the sooner the dynamic program is done. What it finds
         // below a cutoff is the best of all.
-        let solved = |bound_s: f64, solve: fn(&Problem, f64) -> Option<Bounded>| {
+        let solved = |(bound_s, bar_s): (f64, f64), solve: fn(&Problem, f64) -> Option<Bounded>| {
             let ahead = AHEAD.iter().map(|ahead| bound_s * ahead);
             ahead.filter(|cutoff_s| *cutoff_s < bar_s).chain([bar_s]).find_map(|cutoff_s| {
                 let cutoff_s = configuration.pipeline_s(cutoff_s);
@@ -265,21 +265,23 @@ impl Worker<'_> {
                 solve(&problem, cutoff_s).map(|bounded| (problem, bounded))
             })
         };
-        let mut bound_s = bound_s;
-        let programs = [dynamic_program::solve, dynamic_program::solve_with_vocab];
-        let has_vocab = configuration.decisions.vocab.over_pipeline();
-        for solve in programs.into_iter().take(1 + usize::from(has_vocab)) {
-            let Some((problem, bounded)) = solved(bound_s, solve) else { return };
+        let mut programs: Vec<fn(&Problem, f64) -> Option<Bounded>> = vec![dynamic_program::solve];
+        if configuration.decisions.vocab.over_pipeline() {
+            programs.push(dynamic_program::solve_with_vocab);
+        }
+        let (mut bound_s, mut bar_s) = (bound_s, bar_s);
+        for solve in programs {
+            let Some((problem, bounded)) = solved((bound_s, bar_s), solve) else { return };
             bound_s = bound_s.max(configuration.with_overheads_s(bounded.bound_s));
             if bound_s >= bar_s {
                 return;
             }
             let value_s = problem.iteration_s(&bounded.choice, &mut self.scratch);
-            let bar_s = expansion.bar_s(bar_s);
             if let Some(placed) = configuration.placed(&problem, &bounded.choice) {
                 let found = offer(&configuration, placed, value_s, bar_s);
                 expansion.best = found.or(expansion.best.take());
             }
+            bar_s = expansion.bar_s(bar_s);
             if value_s <= bounded.bound_s * (1.0 + ilp::PROOF_TOLERANCE) {
                 return;
             }
