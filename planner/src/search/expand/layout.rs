@@ -32,8 +32,8 @@ pub(super) struct LayoutView {
     pub(super) transfers: Rc<P2pTransfer>,
     /// Upper bound on these transfers, s.
     pub(super) most_transfer_s: f64,
-    /// By vocabulary placement over the pipeline, and whether the passes are placed by own times, the
-    /// micro-batch cost and a lower bound on the vocabulary passes.
+    /// By vocabulary placement over the pipeline, and whether its passes are placed by own times,
+    /// the micro-batch cost and a lower bound on the vocabulary passes.
     pub(super) passes: HashMap<(Vocab, bool), (Arc<MicroBatchCost>, VocabPath)>,
     /// The choices of parameter state that fit, the least first.
     pub(super) fitting: HashMap<FittingKey, Rc<[FittingState]>>,
