@@ -140,6 +140,9 @@ pub fn spent(plan: &Plan) -> String {
     .collect()
 }
 
+/// The least gain that is printed, which is shown as 0.01 %.
+const LEAST_GAIN: f64 = 5e-5;
+
 /// The binding constraint.
 pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let (rank, memory, _) = fullest(plan);
@@ -159,7 +162,7 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let more_memory = bought.first();
     let gain = more_memory.and_then(|tried| tried.best.as_ref()).map_or(0.0, |best| -best.slower);
     let undecided = more_memory.is_some_and(|tried| tried.why_not == Some(WhyNot::Undecided));
-    let words = match gain > 1e-4 {
+    let words = match gain >= LEAST_GAIN {
         true => format!("memory: {more} would save {:.2} %", 100.0 * gain),
         false if undecided => format!("not decided in the time: whether {more} would save time"),
         false => format!("not memory: {more} changes nothing"),
@@ -232,7 +235,7 @@ fn why_not(why: WhyNot) -> String {
 fn bought_row(tried: &Tried) -> String {
     let gain = tried.best.as_ref().map_or(0.0, |best| -best.slower);
     let words = match &tried.best {
-        Some(best) if gain > 5e-5 => {
+        Some(best) if gain >= LEAST_GAIN => {
             format!("{:.2} % less time: {}", 100.0 * gain, decisions(&best.decisions))
         }
         _ if tried.why_not == Some(WhyNot::Undecided) => "nothing found in the time".to_owned(),
