@@ -2,7 +2,7 @@
 //!
 //! It holds everything that a later reader needs: the resolved model, the figures of the cluster
 //! that a check needs, every decision, the stage map and the proof. It has no time stamp and no
-//! wall time, so that the same question gives the same bytes.
+//! wall time: where no time limit ends the search, the same question gives the same bytes.
 
 use crate::cluster::{AttentionKernel, ClusterSpec, Runs};
 use crate::decisions::Decisions;
@@ -304,7 +304,7 @@ impl Breakdown {
 pub struct Proof {
     /// Combinations that satisfy every divisibility rule.
     pub candidates: u64,
-    /// Cut by a bound on time.
+    /// Cut by a bound on time, or left undecided where the search was stopped.
     pub cut_by_time: u64,
     /// Cut by a bound on memory.
     pub cut_by_memory: u64,
