@@ -235,11 +235,11 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
     let mut refused = Refused::default();
     let attention = &model.attention;
     let normed_heads = attention.mla.is_some() && attention.qk_norm;
-    refused.unless(!normed_heads, "model.mla", "norms of heads", "latent attention without");
+    refused.unless(!normed_heads, "model.qk_norm", "true with latent attention", "false");
     let sinks = attention.mla.is_some() && attention.sinks;
     refused.unless(!sinks, "model.sinks", "true with latent attention", "false");
     let stretched = attention.mla.is_some() && model.numerics.yarn.is_some();
-    refused.unless(!stretched, "model.yarn", "latent attention", "attention with whole heads");
+    refused.unless(!stretched, "model.yarn", "given with latent attention", "none");
     let unknown = &model.numerics.unknown;
     refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
     refused.0
@@ -260,7 +260,7 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
         !(d.post_validation && on_host),
         "post_validation",
         true,
-        "false with optimizer state or activations in host memory",
+        "false, or offload=none",
     );
     let known = matches!(d.dtype, Dtype::F32 | Dtype::F64 | Dtype::Bf16);
     refused.unless(known, "dtype", d.dtype, "f32, f64, bf16");
@@ -275,7 +275,7 @@ pub fn unsupported_decisions(model: &ModelSpec, d: &Decisions) -> Vec<Unsupporte
 /// Splits of experts that leave ranks unequal parts, or the same tokens on several.
 fn refuse_expert_splits(model: &ModelSpec, moe: &Moe, d: &Decisions, refused: &mut Refused) {
     let different = d.tp == 1 || d.sequence_parallel;
-    refused.unless(different, "sequence_parallel", false, "true for experts with tp above 1");
+    refused.unless(different, "sequence_parallel", false, "true, or tp=1, with experts");
     let together = moe.aux_loss > 0.0 && moe.losses.over == AuxOver::AllLayers;
     let scope = !together || d.aux_scope == AuxScope::GlobalBatch;
     let valid = "global_batch for a load-balancing loss of all layers";
@@ -288,7 +288,7 @@ fn refuse_expert_splits(model: &ModelSpec, moe: &Moe, d: &Decisions, refused: &m
     refused.unless(ffn, "etp", d.etp, "a divisor of the experts' ffn width");
     let replicas = d.expert_dp();
     let shares = d.zero_stage == 0 || replicas.is_multiple_of(d.dp_shard.min(replicas));
-    let valid = format!("a divisor of the {replicas} ranks with the same experts");
+    let valid = format!("a divisor of the {replicas} ranks with the same experts, or more");
     refused.unless(shares, "dp_shard", d.dp_shard, &valid);
 }
 
@@ -317,10 +317,13 @@ fn refuse_chunks(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
 /// Splits that leave ranks unequal parts.
 fn refuse_splits(model: &ModelSpec, d: &Decisions, refused: &mut Refused) {
     let (heads, kv) = (model.attention.heads, model.attention.kv_heads);
-    refused.unless(heads.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the query heads");
-    refused.unless(model.mlp.ffn.is_multiple_of(d.tp), "tp", d.tp, "a divisor of the ffn width");
+    let divisor = |of: u64, what: &str| format!("a divisor of the {of} {what}");
+    refused.unless(heads.is_multiple_of(d.tp), "tp", d.tp, &divisor(heads, "query heads"));
+    let ffn = model.mlp.ffn;
+    refused.unless(ffn.is_multiple_of(d.tp), "tp", d.tp, &divisor(ffn, "columns of ffn"));
     let even = kv.is_multiple_of(d.tp) || d.tp.is_multiple_of(kv);
-    refused.unless(even, "tp", d.tp, "a divisor or multiple of the key/value heads");
+    let valid = format!("a divisor or multiple of the {kv} key/value heads");
+    refused.unless(even, "tp", d.tp, &valid);
     let parts = match d.cp_style {
         CpStyle::Zigzag | CpStyle::AllGather | CpStyle::Hybrid if d.cp > d.cp_ulysses => 2 * d.cp,
         _ => d.cp,

@@ -174,7 +174,13 @@ fn refused(plan: &Path, error: GenerateError) -> Failure {
         error => {
             let path = plan.display();
             let message = format!("no trainer can be made of {path}: {error}");
-            InputError::new(message).help(format!("plan check {path} says what works out")).into()
+            let help = match error {
+                GenerateError::Program(_) => {
+                    format!("plan with --runnable; plan check {path} --runnable asks before")
+                }
+                _ => format!("plan check {path} lists what does not work out"),
+            };
+            InputError::new(message).help(help).into()
         }
     }
 }

@@ -78,7 +78,7 @@ fn a_model_that_the_trainer_cannot_run_is_refused_with_every_reason() {
     std::fs::write(&model, LATENT).expect("writable");
     let run = plan(&format!("--model {} --gpus 64 --runnable", model.display()));
     assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.err.contains("model.mla") && run.err.contains("model.sinks"), "{run:?}");
+    assert!(run.err.contains("model.qk_norm") && run.err.contains("model.sinks"), "{run:?}");
 }
 
 /// Two of the model and one of the decisions.
@@ -92,7 +92,7 @@ fn generate_names_every_reason_at_once() {
     let run = plan(&format!("generate {path} -o {}", trainer.display()));
     assert_eq!(run.code, 2, "{run:?}");
     for reason in [
-        "model.mla cannot be norms of heads in training yet; valid: latent attention without\n",
+        "model.qk_norm cannot be true with latent attention in training yet; valid: false\n",
         "model.sinks cannot be true with latent attention in training yet; valid: false\n",
         "dtype cannot be fp8 in training yet; valid: f32, f64, bf16\n",
     ] {
