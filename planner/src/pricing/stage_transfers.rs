@@ -259,7 +259,7 @@ pub(crate) fn slowdown_beside_passes(cache: &CostCache<'_>, d: &Decisions) -> f6
     }
 }
 
-/// The vocabulary passes of a micro-batch in the order by which `d` is priced.
+/// The vocabulary passes of a micro-batch, in the order of passes that `d` is priced with.
 pub(crate) fn vocab_path(
     cache: &CostCache<'_>,
     d: &Decisions,
