@@ -241,7 +241,8 @@ pub fn unsupported_model(model: &ModelSpec) -> Vec<Unsupported> {
     let stretched = attention.mla.is_some() && model.numerics.yarn.is_some();
     refused.unless(!stretched, "model.yarn", "given with latent attention", "none");
     let unknown = &model.numerics.unknown;
-    refused.unless(unknown.is_empty(), "model", unknown.join(", "), "models without it");
+    let described = format!("described with {}", unknown.join(", "));
+    refused.unless(unknown.is_empty(), "model", described, "a description without them");
     refused.0
 }
 
