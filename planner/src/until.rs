@@ -1,7 +1,16 @@
 //! When a search has to answer, and what it got of the processors until then.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
+
+/// A deadline that is near enough to wait for it.
+const NEAR: Duration = Duration::from_secs(2);
+
+/// How often a thread that waits for a solver asks whether the user interrupts.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// When a search has to answer with the best it knows: at a moment, at the user's interrupt, or
 /// never.
@@ -38,6 +47,29 @@ impl Until<'_> {
     /// The time left, if there is a deadline.
     pub fn left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Runs a solver, which cannot be interrupted. Without a near deadline it runs on a thread of
+    /// its own, which is left alone at the user's interrupt: `None` then.
+    pub fn unless_interrupted<T: Send + 'static>(
+        self,
+        solver: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        if self.left().is_some_and(|left| left < NEAR) || self.interrupt.is_none() {
+            return Some(solver());
+        }
+        let (send, receive) = mpsc::channel();
+        let solving = thread::spawn(move || send.send(solver()).is_ok());
+        loop {
+            match receive.recv_timeout(LOOK_EVERY) {
+                Ok(found) => return Some(found),
+                Err(RecvTimeoutError::Timeout) if self.is_interrupted() => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return solving.join().map_or_else(|panic| resume_unwind(panic), |_| None);
+                }
+            }
+        }
     }
 
     /// The same with a share of the time left.

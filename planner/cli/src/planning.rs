@@ -215,9 +215,9 @@ fn reordered(
 ) -> Result<(Answer, String), Failure> {
     let Some(order) = args.order else { return Ok((answer, String::new())) };
     let decisions = answer.plan.decisions.clone();
-    let seconds = if args.limit.prove { 1e6 } else { args.limit.time_limit.unwrap_or(ORDER_S) };
+    let seconds = (!args.limit.prove).then(|| args.limit.time_limit.unwrap_or(ORDER_S));
     let (how, by) = match order {
-        Order::Ilp => (How::Program(Duration::from_secs_f64(seconds)), "an integer program's"),
+        Order::Ilp => (How::Program(seconds.map(Duration::from_secs_f64)), "an integer program's"),
         Order::Auto => (How::Greedy, "zb_auto's for these times"),
     };
     let named = decisions.schedule;

@@ -10,8 +10,9 @@ use planner::answer::compare::{Comparison, Side, Units};
 use planner::answer::text::{line, wrapped};
 use planner::order::ilp::{Found, Objective, Ordering};
 use planner::simulate::{LEGEND, MemoryRequest, PairTime, Report, Request, Timeline, VocabRequest};
+use planner::until::Until;
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most pipeline ranks drawn.
 const MAX_DRAWN: usize = 64;
@@ -106,8 +107,9 @@ fn optimal(args: &ScheduleArgs, request: &Request) -> Result<Option<Found>, Inpu
     }
     let seconds = time("--time-limit", args.time_limit.unwrap_or(60.0))?;
     let (ranks, micro_batches, costs) = (p, m, request.auto_costs());
-    let time = Duration::from_secs_f64(seconds.min(1e6));
-    let found = Ordering { ranks, micro_batches, costs, objective, time }.solve();
+    let deadline = Instant::now() + Duration::from_secs_f64(seconds.min(1e6));
+    let until = Until { deadline: Some(deadline), ..Until::default() };
+    let found = Ordering { ranks, micro_batches, costs, objective }.solve(until);
     found.map(Some).map_err(|error| refused(&error))
 }
 

@@ -2,10 +2,11 @@
 //! instance.
 //!
 //! Few numbers of GPUs can be split over a model. Where the new one cannot, the best of the largest
-//! numbers below it that can is taken, and the rest idles.
+//! numbers below it that can, and of rounder ones, is taken, and the rest idles.
 
 use crate::answer::recheck::placed_of;
 use crate::answer::shortage::least_memory;
+use crate::answer::unsearched::rounder;
 use crate::partition::Scratch;
 use crate::pricing::Configuration;
 use crate::pricing::cost_cache::CostCache;
@@ -116,14 +117,18 @@ pub fn replan(request: &Request, known: &Plan, progress: Progress<'_>) -> Result
         }
     }
     // Where the known degrees gave nothing, others may on the same number.
-    let least = best.as_ref().map(|(on, _)| on.gpus);
-    larger.retain(|gpus| least.is_none_or(|least| *gpus > least));
+    let first = best.as_ref().map(|(on, _)| on.gpus);
+    larger.retain(|gpus| first.is_none_or(|first| *gpus > first));
     let untried = larger.split_off(larger.len().min(COUNTS)).first().copied();
-    // What no plan on a larger number takes less than, s.
+    let numbers = numbers_to_try(request, first, &larger);
+    // What no plan on a number takes less than, s.
     let mut bounds_s = vec![];
-    for (index, &gpus) in larger.iter().enumerate() {
+    for (index, &gpus) in numbers.iter().enumerate() {
+        if best.as_ref().is_some_and(|(on, _)| on.gpus == gpus) {
+            continue;
+        }
         // Each number gets its part of the time, and the best of them what is left.
-        let share = 1.0 / (larger.len() + 1 - index) as f64;
+        let share = 1.0 / (numbers.len() + 1 - index) as f64;
         let on = Request { gpus, ..request.with_share(share) };
         let cutoff_s = cutoff_s(best.as_ref());
         let found = search(&Task { cutoff_s, every_cut_work: 0, ..on.task() }, progress).found();
@@ -145,6 +150,19 @@ pub fn replan(request: &Request, known: &Plan, progress: Progress<'_>) -> Result
     let untried = untried.is_some_and(|gpus| gpus > on.gpus);
     let why = WhyNoMore::of(&bounds_s, own_s, untried);
     Ok(Replanned { request: on, outcome, why, least_bytes: None })
+}
+
+/// Numbers of GPUs in the order in which they are tried: rounder ones, on which plans are often
+/// faster, then those `larger` than the number of the `first` plan. Where one of them is smaller,
+/// that number comes last: the first plan on it may not be the best.
+fn numbers_to_try(request: &Request, first: Option<u64>, larger: &[u64]) -> Vec<u64> {
+    let mut numbers = rounder(request.gpus);
+    numbers.retain(|&gpus| first != Some(gpus) && can(request, gpus, &request.restrictions));
+    let again = first.filter(|first| numbers.iter().any(|gpus| gpus < first));
+    let others: Vec<u64> =
+        larger.iter().copied().filter(|gpus| !numbers.contains(gpus)).chain(again).collect();
+    numbers.extend(others);
+    numbers
 }
 
 /// What is faster than what is known takes less than this, s.

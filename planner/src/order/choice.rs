@@ -15,9 +15,11 @@ use crate::pricing::priced::Placed;
 use crate::request::Task;
 use crate::search::Found;
 use crate::simulate::{Durations, simulate};
+use crate::until::Until;
 use models::decisions::Decisions;
 use models::schedule::{AutoCosts, ScheduleError, ScheduleName, zb_auto};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 /// Most stages times micro-batches that the program orders. For larger pipelines it finds nothing
 /// within minutes.
@@ -54,19 +56,26 @@ pub enum Kept {
 /// Method to find an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// An integer program with this time limit.
-    Program(Duration),
+    /// An integer program, for at most so long.
+    Program(Option<Duration>),
     /// The greedy runs of `zb_auto`.
     Greedy,
 }
 
 impl How {
-    fn order(self, d: &Decisions, costs: AutoCosts) -> Result<Orders, ScheduleError> {
+    fn order(
+        self,
+        d: &Decisions,
+        costs: AutoCosts,
+        interrupt: Option<&AtomicBool>,
+    ) -> Result<Orders, ScheduleError> {
         let (ranks, micro_batches) = (d.pp as usize, d.micro_batches as usize);
         match self {
             Self::Program(time) => {
                 let objective = Objective::Makespan;
-                Ordering { ranks, micro_batches, costs, objective, time }.solve()
+                let deadline = time.map(|time| Instant::now() + time);
+                let until = Until { interrupt, deadline, ..Until::default() };
+                Ordering { ranks, micro_batches, costs, objective }.solve(until)
             }
             Self::Greedy => greedy(ranks, micro_batches, costs),
         }
@@ -104,7 +113,7 @@ pub fn shorter(
     let configuration = Configuration::new(&cache, split).map_err(unknown)?;
     let problem = configuration.problem_of(configuration.columns_of_placed(placed));
     let costs = mean_costs(&problem, configuration.mean_link_s(), d.micro_batches as f64);
-    let answer = how.order(d, costs).map_err(unknown)?;
+    let answer = how.order(d, costs, task.until.interrupt).map_err(unknown)?;
     let order = (0..answer.schedule.ranks).map(|i| answer.schedule.order_words(i).join(" "));
     let order: Vec<String> = order.collect();
     let searched = Decisions { schedule: ScheduleName::ZbAuto, ..d.clone() };

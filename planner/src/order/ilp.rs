@@ -10,6 +10,7 @@
 //! again. When there is none, the last order is proven optimal.
 
 use crate::simulate::{Durations, simulate};
+use crate::until::Until;
 use good_lp::{
     Expression, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint,
     solvers::{
@@ -20,7 +21,6 @@ use good_lp::{
 };
 use models::schedule::{AutoCosts, Pass, PassKind, Schedule, ScheduleError, ScheduleName, zb_auto};
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 /// The quantity to minimise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,6 @@ pub struct Ordering {
     pub costs: AutoCosts,
     /// The quantity to minimise.
     pub objective: Objective,
-    /// Limit on wall time.
-    pub time: Duration,
 }
 
 /// The result.
@@ -63,12 +61,11 @@ pub struct Found {
 const SHORTER: f64 = 1e-5;
 
 impl Ordering {
-    /// Finds the shortest order within the time limit.
+    /// Finds the shortest order in the time that there is, or the best until the user interrupts.
     ///
     /// # Errors
     /// As [`zb_auto`] with one chunk.
-    pub fn solve(&self) -> Result<Found, ScheduleError> {
-        let begun = Instant::now();
+    pub fn solve(&self, until: Until<'_>) -> Result<Found, ScheduleError> {
         let (schedule, value) = self.known()?;
         let mut found = Found { schedule, value, proven: false, gap: 0.0 };
         loop {
@@ -76,8 +73,7 @@ impl Ordering {
             if found.value <= floor * (1.0 + SHORTER) {
                 return Ok(Found { proven: true, ..found });
             }
-            let left = self.time.saturating_sub(begun.elapsed());
-            match Program::new(self, found.value).solve(left) {
+            match Program::new(self, found.value).solve(until) {
                 Answer::NothingShorter => return Ok(Found { proven: true, ..found }),
                 Answer::OutOfTime => {
                     let gap = (found.value - floor) / found.value;
@@ -314,9 +310,12 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn solve(self, time: Duration) -> Answer {
-        let Self { model, ends, .. } = self;
-        match model.with_time_limit(time.as_secs_f64().max(0.01)).solve() {
+    fn solve(self, until: Until<'_>) -> Answer {
+        let Self { mut model, ends, .. } = self;
+        if let Some(left) = until.left() {
+            model = model.with_time_limit(left.as_secs_f64().max(0.01));
+        }
+        let solver = move || match model.solve() {
             Ok(solution) if matches!(solution.status(), SolutionStatus::TimeLimit) => {
                 Answer::OutOfTime
             }
@@ -325,7 +324,8 @@ impl<'a> Program<'a> {
             }
             Err(ResolutionError::Infeasible) => Answer::NothingShorter,
             Err(_) => Answer::OutOfTime,
-        }
+        };
+        until.unless_interrupted(solver).unwrap_or(Answer::OutOfTime)
     }
 }
 

@@ -36,9 +36,6 @@ use good_lp::{
 };
 use highs::{HighsModelStatus, HighsSolutionStatus, Model, SolvedModel};
 use std::ops::AddAssign;
-use std::panic::resume_unwind;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Relative tolerance within which a bound and a value count as equal: HiGHS' feasibility
@@ -265,7 +262,7 @@ impl Program {
     pub(super) fn relaxed(self, limits: Limits<'_>) -> (u64, Option<Option<Relaxed>>) {
         let Limits { work, until, .. } = limits;
         let left = until.left();
-        unless_interrupted(until, move || self.relaxed_within(work, left)).unwrap_or((1, None))
+        until.unless_interrupted(move || self.relaxed_within(work, left)).unwrap_or((1, None))
     }
 
     fn relaxed_within(self, work: u64, left: Option<Duration>) -> (u64, Option<Option<Relaxed>>) {
@@ -299,7 +296,7 @@ impl Program {
     /// Solves the program, each time with at most this much work, counted as in [`Limits::work`].
     fn solve(self, work: u64, until: Until<'_>) -> Solved {
         let deadline = until.deadline;
-        unless_interrupted(until, move || self.solve_by(work, deadline)).unwrap_or_default()
+        until.unless_interrupted(move || self.solve_by(work, deadline)).unwrap_or_default()
     }
 
     fn solve_by(self, work: u64, deadline: Option<Instant>) -> Solved {
@@ -329,35 +326,6 @@ impl Program {
         best
     }
 }
-
-/// Runs the solver, which cannot be interrupted. Without a near deadline it runs on a thread of its
-/// own, which is left alone at the user's interrupt: `None` then.
-fn unless_interrupted<T: Send + 'static>(
-    until: Until<'_>,
-    solver: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    if until.left().is_some_and(|left| left < NEAR) || until.interrupt.is_none() {
-        return Some(solver());
-    }
-    let (send, receive) = mpsc::channel();
-    let solving = thread::spawn(move || send.send(solver()).is_ok());
-    loop {
-        match receive.recv_timeout(LOOK_EVERY) {
-            Ok(found) => return Some(found),
-            Err(RecvTimeoutError::Timeout) if until.is_interrupted() => return None,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return solving.join().map_or_else(|panic| resume_unwind(panic), |_| None);
-            }
-        }
-    }
-}
-
-/// A deadline that is near enough to wait for it.
-const NEAR: Duration = Duration::from_secs(2);
-
-/// How often a thread that waits for the solver asks whether the user interrupts.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Solved {
     fn new(

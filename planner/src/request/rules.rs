@@ -377,6 +377,10 @@ fn counts(space: &Space<'_>, d: &Decisions) -> Option<(u8, String)> {
     if d.pp == 1 && !matches!(schedule, ScheduleName::Overlapped1F1B) && d.vpp > 1 {
         return Some((1, format!("{schedule} with {} chunks needs pp above 1", d.vpp)));
     }
+    if schedule == ScheduleName::LoopedBfs && d.vpp == 1 {
+        let words = format!("{schedule} needs at least 2 chunks per pipeline rank: 1 is gpipe");
+        return Some((5, words));
+    }
     let counts = (d.pp as usize, d.micro_batches as usize, d.vpp as usize);
     if let Err(error) = schedule.check(counts.0, counts.1, counts.2) {
         return Some((2, error.to_string()));

@@ -45,7 +45,11 @@ impl Wire for MpiWire {
 
     fn send(&self, to: usize, message: &[u8]) -> Result<(), String> {
         if i32::try_from(message.len()).is_err() {
-            return Err(format!("a message of {} bytes; MPI takes up to 2 GiB", message.len()));
+            return Err(format!(
+                "a message of {} bytes; MPI takes up to 2 GiB: split tensors over more ranks (tp), \
+                 or use TCP (--rendezvous)",
+                message.len()
+            ));
         }
         SimpleCommunicator::world().process_at_rank(to as i32).send(message);
         Ok(())

@@ -29,11 +29,12 @@ impl InOrder {
             return Err(Error::file(path, format!("`tokens` is {:?}; valid: I64", info.dtype)));
         }
         let Some((&width, rows)) = info.shape.split_last() else {
-            return Err(Error::file(path, "`tokens` has no dimensions"));
+            return Err(Error::file(path, "`tokens` is a single number; valid: samples x tokens"));
         };
         if width != seq_len + 1 {
             let problem = format!(
-                "`tokens` has {width} tokens a sample; the plan's sequence length asks for {}",
+                "`tokens` has {width} tokens a sample; valid: {}, the plan's seq_len and one more \
+                 (or plan with another --seq-len)",
                 seq_len + 1
             );
             return Err(Error::file(path, problem));

@@ -103,13 +103,19 @@ impl Indexed {
         let ends = |of: &Sequence| of.offset.saturating_add(bytes(of));
         let needed = sequences.iter().map(ends).max().unwrap_or(0);
         if length < needed {
-            let problem = format!("truncated: {length} of {needed} bytes that the index names");
+            let problem = format!(
+                "truncated: {length} of {needed} bytes that the index names; copy .bin and .idx anew"
+            );
             return Err(Error::file(&bin_path, problem));
         }
         let tokens = sequences.last().map_or(0, |last| last.begin + last.tokens);
         let samples = tokens.saturating_sub(1) / seq_len as u64;
         if samples == 0 {
-            let problem = format!("{tokens} tokens make no sample of {}", seq_len + 1);
+            let problem = format!(
+                "{tokens} tokens make no sample of {}; valid: more tokens, or a plan with a smaller \
+                 --seq-len",
+                seq_len + 1
+            );
             return Err(Error::file(&bin_path, problem));
         }
         let seq_len = seq_len as u64;

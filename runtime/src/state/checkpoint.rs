@@ -25,6 +25,9 @@ pub struct TensorFile {
     metadata: Metadata,
 }
 
+/// Tensors that an error names.
+const NAMED: usize = 3;
+
 impl TensorFile {
     /// Opens a file and reads its header.
     ///
@@ -33,7 +36,9 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut file = File::open(path).map_err(Error::unopened(path))?;
         let length = file.metadata().map_err(Error::io(path))?.len();
-        let truncated = || Error::file(path, format!("truncated: it has only {length} bytes"));
+        let truncated = || {
+            Error::file(path, format!("truncated: it has only {length} bytes; copy it anew"))
+        };
         let mut size = [0; 8];
         file.read_exact(&mut size).map_err(|_| truncated())?;
         let size = u64::from_le_bytes(size);
@@ -43,11 +48,11 @@ impl TensorFile {
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(Error::io(path))?;
         let metadata: Metadata = serde_json::from_slice(&header)
-            .map_err(|error| Error::file(path, format!("no safetensors header: {error}")))?;
+            .map_err(|error| Error::file(path, format!("no safetensors file: {error}")))?;
         let begin = 8 + size;
         let needed = begin + metadata.data_len() as u64;
         if length < needed {
-            let problem = format!("truncated: {length} of {needed} bytes");
+            let problem = format!("truncated: {length} of {needed} bytes; copy it anew");
             return Err(Error::file(path, problem));
         }
         Ok(Self { path: path.to_owned(), file, begin, metadata })
@@ -63,7 +68,8 @@ impl TensorFile {
     /// # Errors
     /// The file has no tensor of that name.
     pub fn info(&self, name: &str) -> Result<&TensorInfo, Error> {
-        let missing = || Error::file(&self.path, format!("there is no tensor `{name}`"));
+        let names = || self.metadata.tensors().into_keys().collect();
+        let missing = || missing(&self.path, name, names());
         self.metadata.info(name).ok_or_else(missing)
     }
 
@@ -111,6 +117,18 @@ impl TensorFile {
         self.file.read_exact_at(&mut bytes, at).map_err(Error::io(&self.path))?;
         Ok(of_chunks(&bytes, i64::from_le_bytes))
     }
+}
+
+/// A file without a tensor that is asked for. `names` are those that it has.
+fn missing(path: &Path, name: &str, mut names: Vec<String>) -> Error {
+    names.sort_unstable();
+    let others = names.len().saturating_sub(NAMED);
+    names.truncate(NAMED);
+    let has = match others {
+        0 => names.join(", "),
+        _ => format!("{}, and {others} more", names.join(", ")),
+    };
+    Error::file(path, format!("there is no tensor `{name}`; valid: a file with it (this has {has})"))
 }
 
 fn of_chunks<const N: usize, R>(bytes: &[u8], read: impl Fn([u8; N]) -> R) -> Vec<R> {
@@ -163,13 +181,16 @@ impl Checkpoint {
     /// The tensor is missing, or has another shape.
     pub fn read<T: Scalar>(&self, name: &str, shape: &[usize]) -> Result<Vec<T>, Error> {
         let Some(&file) = self.file_of.get(name) else {
-            return Err(Error::file(&self.path, format!("there is no tensor `{name}`")));
+            return Err(missing(&self.path, name, self.file_of.keys().cloned().collect()));
         };
         let (found, values) = self.files[file].read(name)?;
         if found == shape {
             return Ok(values);
         }
-        let problem = format!("tensor `{name}` is {found:?}; the model has {shape:?}");
+        let problem = format!(
+            "tensor `{name}` is {found:?}; valid: {shape:?}, as in the model this program was \
+             generated for"
+        );
         Err(Error::file(&self.path, problem))
     }
 }
@@ -177,7 +198,10 @@ impl Checkpoint {
 fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
     let text = std::fs::read_to_string(index).map_err(Error::unopened(index))?;
     let read: Index = serde_json::from_str(&text)
-        .map_err(|error| Error::file(index, format!("no index: {error}")))?;
+        .map_err(|error| {
+            let wanted = "valid: the index of Hugging Face, with `weight_map`";
+            Error::file(index, format!("{error}; {wanted}"))
+        })?;
     let mut names: Vec<String> = read.weight_map.into_values().collect();
     names.sort_unstable();
     names.dedup();

@@ -152,13 +152,17 @@ fn on_gpus<S>(
 }
 
 #[cfg(feature = "mpi")]
+const NO_THREADS: &str = "MPI does not let several threads of a process call it; valid: an MPI with \
+                          MPI_THREAD_MULTIPLE, or --rendezvous HOST:PORT|FILE";
+
+#[cfg(feature = "mpi")]
 fn over_mpi<T: TrainedDtype<S>, S: Sync>(
     job: Job<'_, S>,
     place: &ProcessPlace,
 ) -> Result<(), Error> {
     let wrong = |problem: String| Error::World { problem };
     let mpi = crate::comm::mpi::Mpi::start()
-        .ok_or_else(|| wrong("MPI does not start with several threads a process".to_owned()))?;
+        .ok_or_else(|| wrong(NO_THREADS.to_owned()))?;
     if mpi.size() != place.world {
         let (who, found, said) = (place.launcher.name(), mpi.size(), place.world);
         return Err(wrong(format!(
