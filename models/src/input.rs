@@ -399,8 +399,10 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
         _ => return None,
     };
     let valid = type_in_words(expected);
-    let valid = most(expected, source.value_at(at).trim())
-        .map_or_else(|| valid.to_owned(), |most| format!("a whole number, 0 to {most}"));
+    let valid = match is_too_large(expected, source.value_at(at).trim()) {
+        true => "a smaller number",
+        false => valid,
+    };
     let found = quotable(source.value_at(at).trim().lines().next().unwrap_or_default());
     let message = match (found.as_str(), without_value(source, at)) {
         ("", Some(key)) => format!("`{}` has no value", quotable(key)),
@@ -439,7 +441,7 @@ fn unparsable(error: &YamlError) -> (String, String) {
 /// A Rust type, or serde's description of one, in the user's words: the first line that fits.
 fn type_in_words(expected: &str) -> &str {
     let words = [
-        (["u8", "u16", "u32", "u64", "usize"].as_slice(), "a whole number, 0 or more"),
+        (["u8", "u16", "u32", "u64", "usize"].as_slice(), "a whole number, not negative"),
         (&["i32", "i64", "isize"], "a whole number"),
         (&["string scalar"], "one value, not a list or a mapping"),
         (&["finite"], "a finite number"),
@@ -453,8 +455,8 @@ fn type_in_words(expected: &str) -> &str {
     words.iter().find(|(names, _)| fits(names)).map_or(expected, |(_, words)| words)
 }
 
-/// The most that a type of whole numbers holds, where a whole number as written is more.
-fn most(expected: &str, found: &str) -> Option<u64> {
+/// Whether a whole number as written is more than its type holds. What is valid is often far less.
+fn is_too_large(expected: &str, found: &str) -> bool {
     let types = [
         ("u8", u64::from(u8::MAX)),
         ("u16", u64::from(u16::MAX)),
@@ -462,9 +464,10 @@ fn most(expected: &str, found: &str) -> Option<u64> {
         ("u64", u64::MAX),
         ("usize", usize::MAX as u64),
     ];
-    let (_, most) = *types.iter().find(|(name, _)| expected.contains(name))?;
+    let of = types.iter().find(|(name, _)| expected.contains(name));
     let is_number = !found.is_empty() && found.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number && found.parse().map_or(true, |number: u64| number > most)).then_some(most)
+    let above = |(_, most): &(&str, u64)| found.parse().map_or(true, |number: u64| number > *most);
+    is_number && of.is_some_and(above)
 }
 
 /// The key at `at` in quotes, or a word for the whole file.

@@ -12,6 +12,7 @@ use planner::bounds::workload::MicroBatchCost;
 use planner::partition::{Scratch, ilp, relaxation};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
+use planner::pricing::priced::PlacedStage;
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
 use planner::request::task::SOLVER_WORK;
@@ -55,6 +56,16 @@ fn brute_s(case: &Configuration<'_>) -> Option<f64> {
         if priced.fits { case.pipeline_s(priced.iteration_s) } else { f64::INFINITY }
     });
     Some(priced.fold(f64::INFINITY, f64::min))
+}
+
+/// The time of an even cut with the least recomputation, whether or not it fits, s.
+fn even_s(case: &Configuration<'_>) -> f64 {
+    let (stages, layers) = (case.stages(), case.cache.layers.len());
+    let stage = |stage: usize| {
+        let [start, end] = [stage, stage + 1].map(|at| at * layers / stages);
+        PlacedStage { start, end, recompute: case.least_recompute(start, end).recompute }
+    };
+    case.price(&(0..stages).map(stage).collect(), &mut Scratch::default()).iteration_s
 }
 
 /// Asserts that neither whole layers nor the relaxation rule out the best placement, and returns
@@ -168,7 +179,7 @@ fn is_closed(seed: u64) -> Option<[bool; 2]> {
     combinations.retain(|d| d.vpp > 1 && !d.post_validation);
     let case = |d| Configuration::new(&cache, d).ok();
     let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
-    promising.sort_by(|a, b| a.mean_load_s().total_cmp(&b.mean_load_s()));
+    promising.sort_by(|a, b| even_s(a).total_cmp(&even_s(b)));
     for case in promising.into_iter().take(40) {
         let Some(best_s) = brute_s(&case) else { continue };
         let best_s = case.with_overheads_s(best_s);

@@ -30,7 +30,7 @@ pub(super) fn limits(key: &str) -> (f64, f64) {
         "tp_exposed" | "ep_exposed" | "slowdown_per_doubling" => (0.0, 1e3),
         "host_s_per_layer" | "routing_s" | "pass_gap_s" => (0.0, 10.0),
         "step_overhead_s" => (0.0, 1e4),
-        "vocab_slowdown" | "interlaced_slowdown" => (1.0, 1e3),
+        "vocab_slowdown" | "interlaced_slowdown" | "sustained_slowdown" => (1.0, 1e3),
         "vocab_hidden_states" => (0.0, 1e4),
         "placeholder_bytes" | "fp8_cast_bytes" | "permute_bytes" | "gradient_add_bytes" => {
             (0.0, 1e4)

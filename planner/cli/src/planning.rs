@@ -17,8 +17,8 @@ use models::text::shown;
 use planner::answer::explain::Asker;
 use planner::answer::explain_text;
 use planner::answer::recheck::{as_priced_now, in_memory_of};
-use planner::answer::replan::{Replanned, WhyNoMore, replan, replan_least_memory};
-use planner::answer::report::{Answer, NotRunnable, TOOL};
+use planner::answer::replan::{Replanned, replan, replan_least_memory};
+use planner::answer::report::{Answer, Idle, NotRunnable, TOOL};
 use planner::answer::shortage;
 use planner::answer::text::{self, bytes, line};
 use planner::answer::unsearched::{faster_with, rounder};
@@ -40,6 +40,9 @@ use std::time::{Duration, Instant};
 const ANSWER_S: f64 = 1.0;
 /// The same with `--from`, s.
 const AGAIN_S: f64 = 0.2;
+/// How much slower a plan made from another may be than the other's time shared among the GPUs,
+/// before it is searched on.
+const SLOWER: f64 = 1.1;
 /// The same where every decision is set, so that only layers and recomputation are open, s. Where
 /// the price is not known to be within [`CLOSE`] of the best placement by then, it is sought again,
 /// for [`SINGLE_AGAIN_S`].
@@ -87,10 +90,14 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     let patience = Patience { answer_s: default_s, share, is_default: args.limit.is_default() };
     let found = patiently(&mut request, patience, |request| match &known {
         Some(plan) => again(request, plan),
-        None => best(request).map(|answer| (request.gpus, WhyNoMore::CannotBeSplit, answer)),
+        None => best(request),
     });
-    let (gpus, why_no_more, mut answer) = match found {
-        Ok(found) => found,
+    let found = match &known {
+        Some(plan) if args.limit.is_default() => longer(&mut request, plan, found),
+        _ => found,
+    };
+    let mut answer = match found {
+        Ok(answer) => answer,
         Err(why) => {
             // With --from, whether the GPUs can be split was not checked before.
             if why == Empty::Proven {
@@ -99,8 +106,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
             return Err(nothing_fits(&request, why, args.request.json)?);
         }
     };
-    let idle = request.gpus - gpus;
-    request.gpus = gpus;
+    request.gpus = answer.plan.inputs.gpus;
     refuse_impossible(&answer)?;
     answer = with_alternatives(&request, answer, args);
     let compared = request.runnable && by_time;
@@ -129,11 +135,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
     if args.top > 0 {
         around += &binds(&request, &answer);
     }
-    if idle > 0 {
-        let all = request.gpus + idle;
-        let text = format!("{idle} of {all} GPUs: {}", why_no_more.words());
-        around += &line("idle", &text);
-    }
+    around += &text::idle(&answer);
     let around = if around.is_empty() { around } else { format!("\n{around}") };
     let next = next(args.output.as_deref(), args.request.cluster.as_deref());
     output::print(&format!("{}{around}\n{next}", text::screen(&answer)))?;
@@ -242,18 +244,41 @@ fn reordered(
     })
 }
 
-/// The best plan on the request's GPUs or fewer, beginning from a plan that is known; how many it
-/// uses, and why no more.
-fn again(request: &Request, known: &Plan) -> Result<(u64, WhyNoMore, Answer), Empty> {
+/// The best plan on the request's GPUs or fewer, beginning from a plan that is known.
+fn again(request: &Request, known: &Plan) -> Result<Answer, Empty> {
     let mut progress = Progress::new();
     let mut show = |standing| progress.show(standing);
+    let all = request.gpus;
     let Replanned { request, outcome, why, least_bytes } = match request.objective {
         Objective::Time => replan(request, known, &mut show)?,
         Objective::Memory => replan_least_memory(request, &mut show)?,
     };
     let least_memory_bytes = least_bytes.map(|bytes| bytes as u64);
     let answer = Answer::new(&request, outcome).ok_or(Empty::Undecided)?;
-    Ok((request.gpus, why, Answer { least_memory_bytes, ..answer }))
+    let idle = all - request.gpus;
+    let idle = (idle > 0).then_some(Idle { gpus: idle, why });
+    Ok(Answer { least_memory_bytes, idle, ..answer })
+}
+
+/// Searches on for the rest of the default second where what was found is much slower than a known
+/// plan whose time were shared among the GPUs: its degrees do not suit their number.
+fn longer(
+    request: &mut Request,
+    known: &Plan,
+    found: Result<Answer, Empty>,
+) -> Result<Answer, Empty> {
+    let share = known.inputs.gpus as f64 / request.gpus as f64;
+    let expected_s = known.predicted.iteration_s * share.max(1.0);
+    let is_good = |answer: &Answer| answer.plan.predicted.iteration_s <= SLOWER * expected_s;
+    if is_stopped(request) || found.as_ref().is_ok_and(is_good) {
+        return found;
+    }
+    request.deadline = Some(Instant::now() + Duration::from_secs_f64(ANSWER_S - AGAIN_S));
+    let Ok(other) = again(request, known) else { return found };
+    let is_slower = |answer: &Answer| {
+        answer.plan.predicted.iteration_s < other.plan.predicted.iteration_s
+    };
+    if found.as_ref().is_ok_and(is_slower) { found } else { Ok(other) }
 }
 
 fn best(request: &Request) -> Result<Answer, Empty> {

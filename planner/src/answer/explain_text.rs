@@ -2,7 +2,7 @@
 
 use crate::answer::explain::{FAR, Part, Tried, WhyNot};
 use crate::answer::report::fullest;
-use crate::answer::shortage::Shortage;
+use crate::answer::shortage::{Shortage, most_gpus};
 use crate::answer::text::{
     bytes, decisions, line, loss, seconds, shape, signed_percent, thousands, within,
 };
@@ -226,7 +226,7 @@ fn why_not(why: WhyNot) -> String {
     match why {
         WhyNot::Excluded => "--set excludes it".to_owned(),
         WhyNot::DoesNotExist => "not possible: no other decisions allow it".to_owned(),
-        WhyNot::DoesNotFit => "does not fit".to_owned(),
+        WhyNot::DoesNotFit => format!("nothing within {FAR:.0} times the time fits"),
         WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
         WhyNot::Undecided => "not decided in the time; --prove continues".to_owned(),
     }
@@ -278,10 +278,10 @@ pub fn shortage(request: &Request, found: &Shortage) -> String {
     }
     if found.remedies.is_empty() {
         let tried = match found.complete {
-            true => "nothing tried up to 1,024 times as many GPUs",
-            false => "what would fit was not found in the time; --prove continues",
+            true => format!("nothing tried on up to {} GPUs", thousands(most_gpus(request))),
+            false => "what would fit was not found in the time; --prove continues".to_owned(),
         };
-        text += &line("  fits", tried);
+        text += &line("  fits", &tried);
     }
     text
 }

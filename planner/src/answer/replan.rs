@@ -15,6 +15,7 @@ use crate::request::{Request, Task};
 use crate::search::{Effort, Empty, Found, Outcome, Progress, search};
 use models::decisions::Decisions;
 use models::plan::{Plan, Proof};
+use serde::Serialize;
 use std::time::Instant;
 
 /// Numbers of GPUs to try, and how many below the one asked for are looked at.
@@ -35,7 +36,8 @@ pub struct Replanned {
 }
 
 /// Why GPUs idle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WhyNoMore {
     /// No larger number can be split over the model.
     CannotBeSplit,

@@ -1,5 +1,6 @@
 //! A search's outcome as a plan and as JSON.
 
+use crate::answer::replan::WhyNoMore;
 use crate::answer::unsearched::FasterWith;
 use crate::order::choice::Ordered;
 use crate::order::vocab::timed;
@@ -58,6 +59,17 @@ pub struct Answer {
     pub least_memory_bytes: Option<u64>,
     /// Settings that were not searched and make it faster.
     pub faster_with: Vec<FasterWith>,
+    /// With `--from`: GPUs that idle, if any.
+    pub idle: Option<Idle>,
+}
+
+/// GPUs that a plan leaves idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Idle {
+    /// How many.
+    pub gpus: u64,
+    /// Why the plan uses no more.
+    pub why: WhyNoMore,
 }
 
 /// A plan that our trainer cannot run.
@@ -133,6 +145,7 @@ impl Answer {
             not_runnable_gap: 0.0,
             least_memory_bytes: None,
             faster_with: vec![],
+            idle: None,
         })
     }
 
@@ -219,6 +232,7 @@ impl Answer {
             "not_runnable_gap": self.not_runnable_gap,
             "least_memory_bytes": self.least_memory_bytes,
             "faster_with": self.faster_with,
+            "idle": self.idle,
             "tool": TOOL,
         })
     }

@@ -1,13 +1,14 @@
 //! Why nothing fits and what would, and the least memory in which anything fits.
 
 use super::explain::QUESTION_WORK;
-use crate::request::restrictions::{Numbers, Restrictions};
+use crate::request::restrictions::{Choice, Numbers, Restrictions};
 use crate::request::{Request, Task};
 use crate::search::{Empty, Found, Outcome, Progress, least_activations, search};
 use models::cluster::{AttentionKernel, ClusterSpec};
-use models::decisions::{Recompute, RecomputePolicy};
+use models::decisions::{Offload, Recompute, RecomputePolicy};
 use models::formulas::activation::least_memory_group;
 use models::layer::{self, Split};
+use models::schedule::ScheduleName;
 use std::collections::BTreeSet;
 
 /// Share of the time left for finding the least memory.
@@ -29,16 +30,16 @@ pub struct Shortage {
 
 /// Finds by how much memory falls short, and the smallest changes that would suffice.
 ///
-/// Only the corner of the space with [`least_activations`] is searched.
+/// Only [`least_activations`] are searched.
 pub fn shortage(request: &Request, progress: Progress<'_>) -> Shortage {
-    let corner =
-        Request { restrictions: least_activations(&request.restrictions), ..request.clone() };
+    let corner = Request { restrictions: least_activations(&request.task()), ..request.clone() };
     let (leanest, leanest_to) = match leanest(&corner.with_share(NARROWING), progress) {
         Some((found, to)) => (Some(found), to),
         None => (None, 0.0),
     };
     let mut remedies: Vec<(String, Found)> = vec![];
     remedies.extend(without_headroom(&corner, progress));
+    remedies.extend(activations_on_host(&corner, progress));
     remedies.extend(leanest.as_ref().and_then(|found| in_groups(&corner, found, progress)));
     remedies.extend(without_a_setting(&corner, progress));
     remedies.extend(more_gpus(&corner, progress));
@@ -135,6 +136,22 @@ fn without_headroom(request: &Request, progress: Progress<'_>) -> Option<(String
     Some(("--headroom 0".to_owned(), found))
 }
 
+/// Activations on the host, which are not searched unless set.
+fn activations_on_host(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    if request.restrictions.offload.is_restricted() {
+        return None;
+    }
+    let offload = Choice::of(&[Offload::Activations]);
+    let restrictions = Restrictions { offload, ..request.restrictions.clone() };
+    let found = search(&question(request, &restrictions), progress).best?;
+    Some(("--set offload=activations".to_owned(), found))
+}
+
+/// The search for what fits under other restrictions.
+fn question<'a>(request: &'a Request, restrictions: &'a Restrictions) -> Task<'a> {
+    Task { restrictions, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() }
+}
+
 /// Full recomputation of several layers from one input: of as many as needs least memory.
 fn in_groups(
     request: &Request,
@@ -151,20 +168,17 @@ fn in_groups(
     let fused = request.cluster.software.attention == AttentionKernel::Flash;
     let bytes = |option| layer::saved_bytes(model, kind, &split, d.dtype, fused, option);
     let layers = model.layers as f64 / d.pp as f64;
-    let in_flight = d.pp.min(d.micro_batches) as f64;
+    let in_flight = match d.schedule {
+        ScheduleName::GPipe | ScheduleName::LoopedBfs => d.micro_batches,
+        _ => d.pp.min(d.micro_batches),
+    } as f64;
     let (input, values) = (bytes(Recompute::Full), bytes(Recompute::None));
     let least = least_memory_group(layers, in_flight, input, values);
     let sizes = BTreeSet::from([least.floor(), least.ceil()].map(|size| size as u64));
     sizes.into_iter().filter(|&size| size > 1).find_map(|size| {
         let recompute_group = Numbers::only(size);
         let restrictions = Restrictions { recompute_group, ..request.restrictions.clone() };
-        let task = Task {
-            restrictions: &restrictions,
-            solver_work: QUESTION_WORK,
-            every_cut_work: 0,
-            ..request.task()
-        };
-        let found = search(&task, progress).best?;
+        let found = search(&question(request, &restrictions), progress).best?;
         Some((format!("--set recompute_group={size}"), found))
     })
 }
@@ -174,23 +188,29 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
     all.find_map(|index| {
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
-        let restrictions = least_activations(&request.narrowed_by(&settings).ok()?);
-        let task = Task {
-            restrictions: &restrictions,
-            solver_work: QUESTION_WORK,
-            every_cut_work: 0,
-            ..request.task()
-        };
-        let found = search(&task, progress).best?;
+        let narrowed = request.narrowed_by(&settings).ok()?;
+        let restrictions =
+            least_activations(&Task { restrictions: &narrowed, ..request.task() });
+        let found = search(&question(request, &restrictions), progress).best?;
         Some((format!("without --set {dropped}"), found))
     })
 }
 
-/// Tries two to eight times as many GPUs, then powers of two.
-fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+/// Two to eight times as many GPUs, then powers of two.
+fn larger_numbers(request: &Request) -> impl Iterator<Item = u64> {
     let all = [2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024].into_iter();
-    all.take_while(|_| !request.task().is_stopped()).find_map(|times| {
-        let gpus = request.gpus.checked_mul(times).filter(|&gpus| gpus <= 1 << 17)?;
+    let gpus = request.gpus;
+    all.filter_map(move |times| gpus.checked_mul(times)).filter(|&gpus| gpus <= 1 << 17)
+}
+
+/// The most GPUs that are tried where nothing fits.
+pub fn most_gpus(request: &Request) -> u64 {
+    larger_numbers(request).last().unwrap_or(request.gpus)
+}
+
+fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found)> {
+    let all = larger_numbers(request);
+    all.take_while(|_| !request.task().is_stopped()).find_map(|gpus| {
         let task = Task { gpus, solver_work: QUESTION_WORK, every_cut_work: 0, ..request.task() };
         let found = search(&task, progress).best?;
         Some((format!("--gpus {gpus} (fewer may do)"), found))

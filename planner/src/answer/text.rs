@@ -1,6 +1,6 @@
 //! Answers on one screen: aligned, without colour, units on every number.
 
-use crate::answer::report::{Alternative, Answer, fullest, warnings};
+use crate::answer::report::{Alternative, Answer, Idle, fullest, warnings};
 use crate::answer::unsearched::FasterWith;
 use crate::request::restrictions::decision_of;
 use models::decisions::{
@@ -370,6 +370,14 @@ pub fn least_memory(answer: &Answer) -> String {
         ),
     };
     line("least", &text)
+}
+
+/// GPUs that a plan made from another leaves idle.
+pub fn idle(answer: &Answer) -> String {
+    let Some(Idle { gpus, why }) = answer.idle else { return String::new() };
+    let used = answer.plan.inputs.gpus;
+    let [idle, used, all] = [gpus, used, used + gpus].map(thousands);
+    line("idle", &format!("{idle} of {all} GPUs: {}; the gap is over plans on {used}", why.words()))
 }
 
 /// What a setting that was not searched would save.

@@ -36,7 +36,10 @@ const PARTS: u64 = 16;
 /// What makes an answer faster. Nothing is proven of what else might.
 pub fn faster_with(request: &Request, answer: &Answer, progress: Progress<'_>) -> Vec<FasterWith> {
     let mut found = vec![post_validation(request, answer)];
-    found.push(fewer_gpus(request, answer, progress));
+    // With `--from`, fewer GPUs were tried.
+    if answer.idle.is_none() {
+        found.push(fewer_gpus(request, answer, progress));
+    }
     found.push(activations(request, answer, progress));
     let below_s = (1.0 - LEAST_GAIN) * answer.plan.predicted.iteration_s;
     found.into_iter().flatten().filter(|found| found.iteration_s < below_s).collect()

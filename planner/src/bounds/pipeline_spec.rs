@@ -101,8 +101,7 @@ impl PipelineSpec {
     /// Whether micro-batches in flight and milestones are known without generating the order of
     /// passes.
     pub fn is_known_without_order(&self) -> bool {
-        let closed = self.schedule.is_whole() && self.copies() == 1;
-        closed || self.counted_milestones(0).is_some()
+        self.schedule.is_whole() || self.counted_milestones(0).is_some()
     }
 
     /// The algorithm of its vocabulary passes.

@@ -75,7 +75,10 @@ impl<'a> WholeLayers<'a> {
         };
         let held = pipeline.in_flight.iter().map(fullest).collect();
         let step_s = closed::least_step_s(spec, work, state);
-        let stages: Vec<Vec<usize>> = (0..spec.ranks).map(|rank| stages_of(spec, rank)).collect();
+        let stage_of = |rank, chunk| spec.layout().stage_of(spec.ranks, rank, chunk);
+        let stages: Vec<Vec<usize>> = (0..spec.ranks)
+            .map(|rank| (0..spec.chunks).map(|chunk| stage_of(rank, chunk)).collect())
+            .collect();
         let seconds = |stages: &Vec<usize>| stages.iter().map(|&at| path.seconds[at]).collect();
         let own = stages.iter().map(seconds).collect();
         Self {
@@ -179,16 +182,9 @@ impl<'a> WholeLayers<'a> {
         let step_s =
             self.step_s.max(self.state.step_of_s(params, spec.least_stages(), f64::INFINITY));
         if spec.copies() > 1 {
-            let whole = spec.schedule.is_whole();
-            let stages = Bidirectional {
-                stages: &path.seconds,
-                down_s: &path.down_s,
-                back_s: &path.back_s,
-                runs: spec.runs(),
-                whole,
-            };
-            let own_s = stages.end_s(rank, again_s + more * cost.load_s());
-            return own_s + if whole { 0.0 } else { tail_s } + step_s;
+            let stages =
+                Bidirectional { stages: &path.seconds, down_s: &path.down_s, runs: spec.runs() };
+            return stages.end_s(rank, again_s + more * cost.load_s()) + tail_s + step_s;
         }
         let own = &self.own[rank];
         if let Some(milestones) = self.pipeline.milestones.get(rank) {
@@ -280,14 +276,6 @@ impl<'a> WholeLayers<'a> {
         // Another order of summation must not rule out what just fits.
         self.budget_bytes * (1.0 + 1e-9) - self.state.bytes_of(params) - fixed_bytes
     }
-}
-
-/// Stages of a rank, by chunk.
-fn stages_of(spec: &PipelineSpec, rank: usize) -> Vec<usize> {
-    if spec.copies() > 1 {
-        return vec![rank, spec.ranks - 1 - rank];
-    }
-    (0..spec.chunks).map(|chunk| spec.layout().stage_of(spec.ranks, rank, chunk)).collect()
 }
 
 /// The componentwise least of two kinds' durations.

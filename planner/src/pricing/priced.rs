@@ -1,5 +1,6 @@
 //! The price of a configuration with a placement of its layers: what plans predict.
 
+use super::cost_cache::CostCache;
 use super::pipelines::PipelineKey;
 use super::recompute_split::RecomputeSplit;
 use super::{Configuration, StageCost};
@@ -147,17 +148,14 @@ impl Configuration<'_> {
         simulate(&schedule, &problem.durations(&vec![0; placed.len()])).ok()
     }
 
-    /// Adds to the pipeline's time the delay by stragglers ([`straggler`]) and the fixed work of a
-    /// step.
+    /// As [`CostCache::with_overheads_s`].
     pub fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
-        pipeline_s * straggler(self.cache.cluster, self.cache.gpus)
-            + self.cache.cluster.software.step_overhead_s
+        self.cache.with_overheads_s(pipeline_s)
     }
 
-    /// Inverse of [`Self::with_overheads_s`].
+    /// As [`CostCache::pipeline_s`].
     pub fn pipeline_s(&self, iteration_s: f64) -> f64 {
-        (iteration_s - self.cache.cluster.software.step_overhead_s)
-            / straggler(self.cache.cluster, self.cache.gpus)
+        self.cache.pipeline_s(iteration_s)
     }
 
     /// The stages, then their second copies in bidirectional schedules.
@@ -257,6 +255,19 @@ struct RankSpend {
 impl RankSpend {
     fn total_s(&self) -> f64 {
         self.passes.total_s() + self.recompute_s + self.dp_s + self.optimizer_s
+    }
+}
+
+impl CostCache<'_> {
+    /// Adds to the pipeline's time the delay by stragglers ([`straggler`]) and the fixed work of a
+    /// step.
+    pub fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
+        pipeline_s * straggler(self.cluster, self.gpus) + self.cluster.software.step_overhead_s
+    }
+
+    /// Inverse of [`Self::with_overheads_s`].
+    pub fn pipeline_s(&self, iteration_s: f64) -> f64 {
+        (iteration_s - self.cluster.software.step_overhead_s) / straggler(self.cluster, self.gpus)
     }
 }
 

@@ -270,6 +270,11 @@ impl<'a> Setting<'a> {
         let Some((key, relation, value)) = split else {
             return Err(Self::without_value(text));
         };
+        if let Some(key) = key.strip_suffix('!') {
+            let key = key.trim();
+            return Err(InputError::new(format!("--set {text}: there is no `!=`"))
+                .help(format!("name what is allowed, as --set {key}=A,B, or a limit")));
+        }
         let values = value.split(',').map(str::trim).collect();
         Ok(Self { text, key: key.trim(), relation, values })
     }
@@ -366,9 +371,13 @@ impl<'a> Setting<'a> {
 
     fn choice<T: Copy + DeserializeOwned>(&self, into: &mut Choice<T>) -> Result<(), InputError> {
         let valid = || self.decision().values.in_words();
+        if self.relation != Relation::OneOf {
+            return Err(InputError::new(format!("--set {}: {} has no order", self.text, self.key))
+                .help(format!("name what is allowed: --set {}={}", self.key, self.values.join(","))));
+        }
         let mut values = vec![];
         for value in &self.values {
-            let known = named(value).filter(|_| self.relation == Relation::OneOf);
+            let known = named(value);
             let wrong = || {
                 let valid = valid();
                 let hint = did_you_mean(value, &valid.split(", ").collect::<Vec<_>>());

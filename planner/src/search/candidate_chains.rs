@@ -4,21 +4,9 @@ use crate::partition::Column;
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds};
 use crate::pricing::Configuration;
-use crate::pricing::listed_cuts::{even_counts, to_ranges};
 use models::schedule::ScheduleName;
-use rustc_hash::FxHashMap as HashMap;
 
 impl Configuration<'_> {
-    /// Lower bound on the passes of every placement in any order, s: some rank has at least the
-    /// mean load and runs its passes one after another.
-    pub fn mean_load_s(&self) -> f64 {
-        let ranges = to_ranges(even_counts(self.cache.layers.len(), self.stages()));
-        let stages = self.stage_costs(&ranges, &mut HashMap::default());
-        // The sum does not depend on the partition.
-        let work_s: f64 = self.pinned_columns(&ranges, &stages).iter().map(Column::load_s).sum();
-        self.micro_batches() * (work_s / self.ranks() as f64 + self.vocab_pass_s())
-    }
-
     /// The longest chain of passes for these columns, s: see [`crate::bounds::candidates`]. A chain
     /// may also end with the reductions of its own rank.
     pub(super) fn chain_s(&self, columns: &[Column]) -> f64 {
@@ -62,19 +50,17 @@ impl Configuration<'_> {
 
     /// The longest chain of a bidirectional pipeline; see [`crate::partition::bidirectional`].
     pub(super) fn bidirectional_chain_s(&self, columns: &[Column]) -> f64 {
-        let (down_s, back_s) = self.paths_s(columns);
+        let (down_s, _) = self.paths_s(columns);
         let seconds: Vec<_> =
             columns.iter().map(|c| [c.forward_s, c.backward_s, c.weight_s]).collect();
-        let whole = self.decisions.schedule.is_whole();
         let runs = self.micro_batches() / self.decisions.layout().copies() as f64;
-        let (stages, down_s, back_s) = (&seconds[..], &down_s[..], &back_s[..]);
-        let bidirectional = Bidirectional { stages, down_s, back_s, runs, whole };
+        let bidirectional = Bidirectional { stages: &seconds, down_s: &down_s, runs };
         let both_s = |rank: usize, value: fn(&Column) -> f64| -> f64 {
             self.stages_of(rank).map(|stage| value(&columns[stage])).sum()
         };
         let (mut longest_s, mut step_s) = (0.0_f64, 0.0_f64);
         for rank in bidirectional.pairs() {
-            let tail_s = both_s(if whole { 0 } else { rank }, |column| column.tail_s);
+            let tail_s = both_s(rank, |column| column.tail_s);
             let end_s = bidirectional.end_s(rank, 0.0) + self.unpaired_s(rank, columns);
             longest_s = longest_s.max(end_s + tail_s);
             step_s = step_s.max(both_s(rank, |column| column.step_s));

@@ -21,7 +21,7 @@ use crate::partition::{Column, Scratch, ilp};
 use crate::pricing::listed_cuts::{Ranges, few_cuts};
 use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::recompute_ladder::{LadderOrder, RecomputeLadder};
-use crate::pricing::recompute_split::{RecomputeCost, options};
+use crate::pricing::recompute_split::RecomputeCost;
 use crate::pricing::{Configuration, StageCost};
 use crate::request::task::SOLVER_WORK;
 use crate::until::Until;
@@ -51,14 +51,18 @@ impl Configuration<'_> {
             }
             let stages = self.stage_costs(ranges, &mut costs);
             let hosts = ignore_memory || self.fits_host(self.host_bytes(&stages));
-            if !hosts || self.chain_s(&self.pinned_columns(ranges, &stages)) >= found.limit_s() {
+            let first = self.least_recomputes(ranges);
+            let least_s = self.chain_s(&self.columns_at(ranges, &stages, &first));
+            if !hosts || least_s >= found.limit_s() {
                 continue;
             }
-            let first = self.least_recomputes(ranges);
-            let open = self.is_open() && !ignore_memory && !self.fits(ranges, &stages, &first);
-            for recompute_choices in
-                self.fitting_recomputes(ranges, &stages, ignore_memory, found.limit_s())
-            {
+            let first_fits = ignore_memory || self.fits(ranges, &stages, &first);
+            let open = self.is_open() && !first_fits;
+            let fitting = match first_fits {
+                true => vec![first],
+                false => self.fitting_recomputes(ranges, &stages, found.limit_s()),
+            };
+            for recompute_choices in fitting {
                 let columns = self.columns_at(ranges, &stages, &recompute_choices);
                 if self.chain_s(&columns) >= found.limit_s() {
                     continue;
@@ -68,18 +72,20 @@ impl Configuration<'_> {
                 found.offer(placed(ranges, recompute_choices), value_s);
             }
             if open {
-                self.best_recomputes(ranges, &stages, (work, until), &mut found, scratch);
+                self.best_recomputes(ranges, &stages, (work, until), least_s, &mut found, scratch);
             }
         }
         found
     }
 
-    /// Searches all recompute splits of a partition by the integer program.
+    /// Searches all recompute splits of a partition by the integer program. None takes less than
+    /// `least_s`.
     fn best_recomputes(
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
         (work, until): (u64, Until<'_>),
+        least_s: f64,
         found: &mut BestListed,
         scratch: &mut Scratch,
     ) {
@@ -103,8 +109,7 @@ impl Configuration<'_> {
             found.offer(placed(ranges, chosen.collect()), *value_s);
         }
         if !report.proven {
-            let chain_s = self.chain_s(&self.pinned_columns(ranges, stages));
-            found.open_s = found.open_s.min(report.bound_s.max(chain_s));
+            found.open_s = found.open_s.min(report.bound_s.max(least_s));
         }
     }
 
@@ -132,25 +137,6 @@ impl Configuration<'_> {
         ranges.iter().enumerate().map(cost).collect()
     }
 
-    /// Columns of the stages with the least recomputation allowed.
-    pub(super) fn pinned_columns(&self, ranges: &Ranges, stages: &[StageCost]) -> Vec<Column> {
-        let first = options(self.decisions.recompute)[0];
-        let column = |(&(start, end), cost): (&(usize, usize), &StageCost)| {
-            let layers = self.layer_costs.layer.iter().zip(self.cache.layers.between(start, end));
-            let recompute = layers.map(|(l, count)| l.recompute[first].total_s() * count as f64);
-            Column {
-                forward_s: cost.forward.total_s(),
-                backward_s: cost.backward.total_s() - cost.weight_s + recompute.sum::<f64>(),
-                weight_s: cost.weight_s,
-                unpaired_s: cost.unpaired_s,
-                tail_s: cost.tail_s,
-                step_s: cost.optimizer_s + cost.gather_s,
-                ..Column::default()
-            }
-        };
-        ranges.iter().zip(stages).map(column).collect()
-    }
-
     fn columns_at(
         &self,
         ranges: &Ranges,
@@ -165,22 +151,15 @@ impl Configuration<'_> {
         ranges.iter().map(|&(start, end)| self.least_recompute(start, end)).collect()
     }
 
-    /// The fastest recompute splits with which every rank fits. With one chunk per rank all splits
-    /// are considered; with several, one result for each ladder order on which no rank's own passes
-    /// take `limit_s`.
+    /// The fastest recompute splits with which every rank fits, where the least do not. With one
+    /// chunk per rank all splits are considered; with several, one result for each ladder order on
+    /// which no rank's own passes take `limit_s`.
     fn fitting_recomputes(
         &self,
         ranges: &Ranges,
         stages: &[StageCost],
-        ignore_memory: bool,
         limit_s: f64,
     ) -> Vec<Vec<RecomputeCost>> {
-        let first = self.least_recomputes(ranges);
-        let fits =
-            |recompute_choices: &[RecomputeCost]| self.fits(ranges, stages, recompute_choices);
-        if ignore_memory || fits(&first) {
-            return vec![first];
-        }
         if self.decisions.vpp == 1 {
             let budget = self.budget_bytes();
             let stage = |(stage, cost): (usize, &StageCost)| {

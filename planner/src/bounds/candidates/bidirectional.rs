@@ -17,14 +17,8 @@ impl ListedBound<'_> {
     ) -> f64 {
         let spec = self.spec;
         let path = PathSeconds::new(spec, self.work, &candidate.stages);
-        let whole = spec.schedule.is_whole();
-        let bidirectional = Bidirectional {
-            stages: &path.seconds,
-            down_s: &path.down_s,
-            back_s: &path.back_s,
-            runs: spec.runs(),
-            whole,
-        };
+        let bidirectional =
+            Bidirectional { stages: &path.seconds, down_s: &path.down_s, runs: spec.runs() };
         let tail_s = |rank: usize| {
             let params = params_of(self.work, &candidate.ranks[rank].layers);
             self.state.tail_of_copies_s(params, spec.least_stages())
@@ -32,11 +26,9 @@ impl ListedBound<'_> {
         let (mut longest_s, mut recomputing_s) = (0.0_f64, 0.0);
         for rank in bidirectional.pairs() {
             let own_s = recompute_s(rank);
-            // Where backwards are whole, the passes of other ranks follow, and the chain ends with
-            // the reductions of stage 0.
-            let behind_s = tail_s(if whole { 0 } else { rank });
             let unpaired_s = candidates.unpaired_s(spec, self.work, (candidate, rank));
-            longest_s = longest_s.max(bidirectional.end_s(rank, own_s) + unpaired_s + behind_s);
+            let end_s = bidirectional.end_s(rank, own_s) + unpaired_s + tail_s(rank);
+            longest_s = longest_s.max(end_s);
             if longest_s >= limit_s {
                 return longest_s;
             }

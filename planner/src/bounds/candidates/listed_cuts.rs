@@ -112,7 +112,7 @@ impl ListedCuts {
     /// micro-batches matter.
     pub fn key(spec: &PipelineSpec) -> ListedCutsKey {
         let unlimited = 2 * spec.ranks + 3;
-        let whole = spec.schedule.is_whole() && spec.copies() == 1;
+        let whole = spec.schedule.is_whole();
         let m = match spec.micro_batches {
             _ if holds_all(spec) => 1,
             m if whole => m.min(unlimited),

@@ -189,7 +189,7 @@ impl ListedBound<'_> {
         }
         // A bidirectional rank may be nearer to the other end, and separate weight gradients fill a
         // rank's waits: no ramp is certain there.
-        let ramp_s = if spec.schedule.is_whole() && !bidirectional { ramp_s } else { 0.0 };
+        let ramp_s = if spec.schedule.is_whole() { ramp_s } else { 0.0 };
         ramp_s + spec.runs() * own_s
     }
 }

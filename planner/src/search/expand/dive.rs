@@ -2,7 +2,7 @@
 
 use super::layout::LayoutView;
 use super::states::StateBounds;
-use super::{Expansion, SearchNode, Stage, Worker};
+use super::{Allowance, Expansion, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
@@ -38,7 +38,7 @@ impl Worker<'_> {
     pub fn dive(
         &mut self,
         nodes: &[SearchNode],
-        best_s: f64,
+        (best_s, work): (f64, u64),
         (breadth, tight): (usize, Tight),
     ) -> Expansion {
         let mut parts: Vec<SearchNode> = vec![];
@@ -66,10 +66,7 @@ impl Worker<'_> {
             };
         };
         self.with_layout(&node.decisions, |own, parallel| {
-            own.most_cuts = CUTS;
-            let expansion = own.price_pipelines((&node, fused_loss), parallel, best_s, breadth);
-            own.most_cuts = usize::MAX;
-            expansion
+            own.price_pipelines((&node, fused_loss), parallel, (best_s, work), breadth)
         })
     }
 
@@ -138,11 +135,11 @@ impl Worker<'_> {
         &mut self,
         (node, fused_loss): (&SearchNode, Option<bool>),
         parallel: &mut LayoutView,
-        best_s: f64,
+        (best_s, work): (f64, u64),
         breadth: usize,
     ) -> Expansion {
-        let all = self.pipeline_choices(&parallel.choices, &node.decisions);
-        let all = all.into_iter().map(|choice| choice.of(&node.decisions));
+        let allowed = Allowance { work, share: 1.0, most_cuts: CUTS };
+        let all = self.pipeline_choices(&parallel.choices, &node.decisions).into_iter();
         let all = all.filter(|d| fused_loss.is_none_or(|fused| d.fused_loss == fused));
         let soon = |d: &Decisions| {
             let passes = d.pp * d.vpp * d.micro_batches;
@@ -164,7 +161,7 @@ impl Worker<'_> {
             }
             let stage = Stage::States(StateBounds::default());
             let node = SearchNode { bound_s, decisions, stage, count: 1 };
-            self.price_promising(&node, parallel, best_s, &mut expansion);
+            self.price_promising(&node, parallel, (best_s, allowed), &mut expansion);
         }
         expansion
     }
@@ -198,7 +195,7 @@ impl Worker<'_> {
         &mut self,
         node: &SearchNode,
         parallel: &mut LayoutView,
-        best_s: f64,
+        (best_s, allowed): (f64, Allowance),
         expansion: &mut Expansion,
     ) {
         let (spec, work) = self.spec(parallel, &node.decisions);
@@ -217,7 +214,7 @@ impl Worker<'_> {
             let Some(placed_s) = self.placed_state_s(&d, view, parallel, bar_s) else { continue };
             let bound_s = bound_s.max(placed_s);
             if bound_s < bar_s {
-                self.price_state(d, view, parallel, (bound_s, best_s), expansion);
+                self.price_state(d, view, parallel, ((bound_s, best_s), allowed), expansion);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! Configurations of which the search tried only listed cuts, over every cut: from one bound for a
 //! pipeline to integer programs for each of its configurations.
 
-use super::group::BoundedLayout;
 use super::layout::LayoutView;
 use super::{Candidate, Context, Expansion, Paths, SearchNode, Stage, Worker};
 use crate::bounds::closed;
@@ -38,11 +37,10 @@ pub(in crate::search) enum EveryCutStage {
 impl Worker<'_> {
     /// Pipelines of a layout with placements that the search leaves out, each with a lower bound
     /// over every cut and recompute split below `limit_s`.
-    fn open_pipelines(&mut self, parallel: &BoundedLayout, limit_s: f64) -> Vec<SearchNode> {
+    fn open_pipelines(&mut self, parallel: &SearchNode, limit_s: f64) -> Vec<SearchNode> {
         let layers = self.cache.layers.len();
         self.with_layout(&parallel.decisions, |own, view| {
-            let pipelines = own.pipeline_choices(&view.choices, &parallel.decisions);
-            let all = pipelines.into_iter().map(|pipeline| pipeline.of(&parallel.decisions));
+            let all = own.pipeline_choices(&view.choices, &parallel.decisions).into_iter();
             let of = |d: Decisions| {
                 let bound_s = own.any_cut_s(view, &d).max(parallel.bound_s);
                 (bound_s < limit_s).then(|| node(bound_s, d, EveryCutStage::Pipeline))
@@ -65,7 +63,7 @@ impl Worker<'_> {
             EveryCutStage::Context(splits) => {
                 let context = Context::part(splits, node.bound_s, &node.decisions);
                 let layouts = self.layouts_below(&context, best_s);
-                let open = |parallel: &BoundedLayout| self.open_pipelines(parallel, best_s);
+                let open = |parallel: &SearchNode| self.open_pipelines(parallel, best_s);
                 layouts.iter().flat_map(open).collect()
             }
             EveryCutStage::Pipeline => self.bounded(node, best_s).into_iter().collect(),

@@ -6,7 +6,6 @@ use super::pipeline_bounds::{BoundSource, PipelineBound};
 use super::states::StateBounds;
 use super::{Expansion, SearchNode, Stage, Worker};
 use crate::request::space::ExpertSplit;
-use models::decisions::Decisions;
 use std::sync::Arc;
 
 /// Parallel layouts that differ only in how the all-to-all is overlapped, or a single one.
@@ -37,16 +36,10 @@ impl Group {
     }
 }
 
-/// A parallel layout with its bound, with overheads, s.
-pub(in crate::search) struct BoundedLayout {
-    pub(super) bound_s: f64,
-    pub(super) decisions: Decisions,
-}
-
 impl Worker<'_> {
     /// The parallel layouts in a search node that may take less than `limit_s` (with overheads),
     /// least bound first.
-    pub fn layouts_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<BoundedLayout> {
+    pub fn layouts_below(&mut self, node: &SearchNode, limit_s: f64) -> Vec<SearchNode> {
         let (mut parts, mut layouts) = (vec![node.clone()], vec![]);
         while let Some(part) = parts.pop() {
             match &part.stage {
@@ -54,10 +47,7 @@ impl Worker<'_> {
                 Stage::ParallelLayout(group) if group.splits.len() > 1 => {
                     parts.extend(self.single_layouts(&part, group, limit_s).parts);
                 }
-                _ => {
-                    layouts
-                        .push(BoundedLayout { bound_s: part.bound_s, decisions: part.decisions });
-                }
+                _ => layouts.push(part),
             }
         }
         layouts.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
@@ -74,19 +64,29 @@ impl Worker<'_> {
         let mut expansion = Expansion::default();
         let count = node.count / group.splits.len() as u64;
         for split in group.splits.iter() {
-            let decisions = split.of(&node.decisions);
-            let work = self.least_work(&decisions, &[*split]);
-            let (degrees, knapsack) =
-                ((decisions.pp, decisions.micro_batches), self.knapsack(&work));
-            let bound_s = self.layers_s(degrees, &work, &knapsack).max(node.bound_s);
-            if bound_s >= best_s {
-                expansion.cut_by_time += count;
-            } else {
-                let stage = Stage::ParallelLayout(group.single(*split));
-                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
-            }
+            self.bound_splits(node, group.single(*split), (count, best_s), &mut expansion);
         }
         expansion
+    }
+
+    /// Bounds layouts of a search node by their layers, and adds them to its parts.
+    pub(super) fn bound_splits(
+        &mut self,
+        node: &SearchNode,
+        group: Group,
+        (count, best_s): (u64, f64),
+        expansion: &mut Expansion,
+    ) {
+        let decisions = group.splits[0].of(&node.decisions);
+        let work = self.least_work(&decisions, &group.splits);
+        let (degrees, knapsack) = ((decisions.pp, decisions.micro_batches), self.knapsack(&work));
+        let bound_s = self.layers_s(degrees, &work, &knapsack).max(node.bound_s);
+        if bound_s >= best_s {
+            expansion.cut_by_time += count;
+        } else {
+            let stage = Stage::ParallelLayout(group);
+            expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
+        }
     }
 
     /// Tightens the bound of a group to the least bound of its pipelines. Only pipelines that may
@@ -121,7 +121,7 @@ impl Worker<'_> {
         );
         for (pipeline, bound) in pipelines.iter().zip(&mut bounds) {
             if bound.source == BoundSource::Others && bound.bound_s < limit_s {
-                let quick_s = self.quick_s(parallel, &pipeline.of(d), limit_s);
+                let quick_s = self.quick_s(parallel, pipeline, limit_s);
                 *bound = PipelineBound {
                     bound_s: quick_s.max(bound.bound_s),
                     source: BoundSource::Degrees,
@@ -136,7 +136,7 @@ impl Worker<'_> {
             if is_tight || least_s >= limit_s {
                 break;
             }
-            let checked = self.checked_s(parallel, &pipelines[at].of(d), (limit_s, far_s), true);
+            let checked = self.checked_s(parallel, &pipelines[at], (limit_s, far_s), true);
             bounds[at] = PipelineBound { bound_s: checked.bound_s.max(least_s), ..checked };
         }
         if least_s >= best_s {
@@ -156,13 +156,12 @@ impl Worker<'_> {
         let states = (choices.per_pipeline() / choices.recompute.len()) as u64;
         let pipelines = self.pipeline_choices(&choices, &node.decisions);
         expansion.cut_by_dominance = node.count - pipelines.len() as u64 * states;
-        for (pipeline, bound) in pipelines.into_iter().zip(group.bounds.iter()) {
+        for (decisions, bound) in pipelines.into_iter().zip(group.bounds.iter()) {
             let bound_s = bound.bound_s.max(node.bound_s);
             if bound_s >= best_s {
                 expansion.cut_by_time += states;
             } else {
-                let (decisions, stage) =
-                    (pipeline.of(&node.decisions), Stage::Pipeline(bound.source));
+                let stage = Stage::Pipeline(bound.source);
                 expansion.parts.push(SearchNode { bound_s, decisions, count: states, stage });
             }
         }
@@ -214,6 +213,7 @@ mod tests {
     use crate::request::Task;
     use crate::request::restrictions::Restrictions;
     use crate::search::expand::{Context, SLACK};
+    use models::decisions::Decisions;
     use std::sync::Arc;
 
     /// Breadth-first loops gather sharded weights once for all micro-batches, pairs of passes hide
@@ -247,11 +247,10 @@ mod tests {
                     let mut parallel = worker.view(d);
                     let bound_s = worker.layout_s(&mut parallel, d, f64::INFINITY);
                     for pipeline in worker.pipeline_choices(&parallel.choices, d) {
-                        let d = pipeline.of(d);
-                        let own_s = worker.quick_s(&mut parallel, &d, f64::INFINITY);
+                        let own_s = worker.quick_s(&mut parallel, &pipeline, f64::INFINITY);
                         // The bound of a pipeline leaves room for local search.
                         let least_s = own_s * (1.0 + SLACK) * (1.0 + 1e-9);
-                        assert!(bound_s <= least_s, "{bound_s} > {own_s}: {d:?}");
+                        assert!(bound_s <= least_s, "{bound_s} > {own_s}: {pipeline:?}");
                         compared += 1;
                     }
                 }

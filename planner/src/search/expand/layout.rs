@@ -111,22 +111,6 @@ impl LayoutView {
     }
 }
 
-/// The choices that make a pipeline of a parallel layout.
-#[derive(Clone, Copy)]
-pub(super) struct PipelineChoice {
-    schedule: ScheduleName,
-    vpp: u64,
-    vocab: VocabChoice,
-    recompute: RecomputePolicy,
-}
-
-impl PipelineChoice {
-    pub(super) fn of(self, d: &Decisions) -> Decisions {
-        let Self { schedule, vpp, vocab: (vocab, fused_loss), recompute } = self;
-        Decisions { schedule, vpp, vocab, fused_loss, recompute, ..d.clone() }
-    }
-}
-
 impl Worker<'_> {
     /// Runs `work` on the cached view of a layout, whose pipelines come one after another.
     pub(super) fn with_layout<R>(
@@ -237,7 +221,7 @@ impl Worker<'_> {
         &self,
         choices: &PipelineChoices,
         d: &Decisions,
-    ) -> Vec<PipelineChoice> {
+    ) -> Vec<Decisions> {
         let mut pipelines = vec![];
         let (p, m) = (d.pp as usize, d.micro_batches as usize);
         for (schedule, vpp, vocabs) in &choices.schedules {
@@ -247,8 +231,15 @@ impl Worker<'_> {
                     && !is_named_otherwise(choices, same, **vocab)
             };
             for &vocab in vocabs.iter().filter(is_open) {
-                let of =
-                    |recompute| PipelineChoice { schedule: *schedule, vpp: *vpp, vocab, recompute };
+                let (vocab, fused_loss) = vocab;
+                let of = |recompute| Decisions {
+                    schedule: *schedule,
+                    vpp: *vpp,
+                    vocab,
+                    fused_loss,
+                    recompute,
+                    ..d.clone()
+                };
                 pipelines.extend(recompute_choices(choices).into_iter().map(of));
             }
         }

@@ -95,11 +95,15 @@ pub(super) enum Stage {
     EveryCut(EveryCutStage),
 }
 
-/// What the integer programs of a search node may take: work, and a share of the time left.
+/// What expanding a search node may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
+    /// Work of its integer programs.
     pub work: u64,
+    /// Their share of the time left.
     pub share: f64,
+    /// Candidate partitions that are priced of one configuration.
+    pub most_cuts: usize,
 }
 
 /// The result of expanding a search node.
@@ -179,10 +183,6 @@ pub(super) struct Worker<'a> {
     layouts: HashMap<LayoutKey, LayoutView>,
     /// The pipelines priced last, without their parameter state: see [`Worker::stated`].
     last_specs: Vec<(Decisions, PipelineSpec, Arc<MicroBatchCost>)>,
-    /// Work left for the integer programs of the current search node.
-    work: u64,
-    /// Candidate partitions that are priced at most of one configuration.
-    most_cuts: usize,
 }
 
 impl<'a> Worker<'a> {
@@ -202,8 +202,6 @@ impl<'a> Worker<'a> {
             choices: HashMap::default(),
             layouts: HashMap::default(),
             last_specs: vec![],
-            work: u64::MAX,
-            most_cuts: usize::MAX,
         }
     }
 
@@ -215,7 +213,6 @@ impl<'a> Worker<'a> {
         allowed: Allowance,
         paths: &Paths,
     ) -> Expansion {
-        self.work = allowed.work;
         if self.task.is_stopped() {
             return Expansion { parts: vec![node.clone()], ..Expansion::default() };
         }
@@ -230,7 +227,7 @@ impl<'a> Worker<'a> {
                 own.check_pipeline(node, parallel, *source, best_s)
             }),
             Stage::States(bounds) => self.with_layout(&node.decisions, |own, parallel| {
-                own.expand_states(node, bounds, parallel, best_s)
+                own.expand_states(node, bounds, parallel, (best_s, allowed))
             }),
             Stage::Placed => self.solve_program(node, (best_s, allowed), paths),
             Stage::EveryCut(stage) => {
@@ -240,16 +237,11 @@ impl<'a> Worker<'a> {
     }
 
     fn with_overheads_s(&self, pipeline_s: f64) -> f64 {
-        let software = &self.task.cluster.software;
-        pipeline_s * crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
-            + software.step_overhead_s
+        self.cache.with_overheads_s(pipeline_s)
     }
 
-    /// Inverse of [`Self::with_overheads_s`].
     fn pipeline_s(&self, iteration_s: f64) -> f64 {
-        let software = &self.task.cluster.software;
-        (iteration_s - software.step_overhead_s)
-            / crate::pricing::priced::straggler(self.task.cluster, self.task.gpus)
+        self.cache.pipeline_s(iteration_s)
     }
 
     /// Bound of a parallel layout from its layers, with overheads, s. Some rank has at least the
@@ -322,19 +314,8 @@ impl<'a> Worker<'a> {
         let mut expansion = Expansion::default();
         let count = node.count / splits.len() as u64;
         for alike in splits.chunk_by(|a, b| (a.ep, a.etp) == (b.ep, b.etp)) {
-            let count = count * alike.len() as u64;
-            let d = &node.decisions;
-            let work = self.least_work(&alike[0].of(d), alike);
-            let knapsack = self.knapsack(&work);
-            let bound_s =
-                self.layers_s((d.pp, d.micro_batches), &work, &knapsack).max(node.bound_s);
-            if bound_s >= best_s {
-                expansion.cut_by_time += count;
-            } else {
-                let decisions = alike[0].of(&node.decisions);
-                let stage = Stage::ParallelLayout(Group::new(Arc::from(alike)));
-                expansion.parts.push(SearchNode { bound_s, decisions, count, stage });
-            }
+            let (count, group) = (count * alike.len() as u64, Group::new(Arc::from(alike)));
+            self.bound_splits(node, group, (count, best_s), &mut expansion);
         }
         expansion
     }

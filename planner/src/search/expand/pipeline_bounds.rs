@@ -144,35 +144,35 @@ impl Worker<'_> {
         let candidates = list.map(|list| self.candidates(list, &spec));
         let inputs =
             PipelineInputs { spec: &spec, work: &work, candidates: candidates.as_deref(), slack };
-        let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
-        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
-        let spent_s = inputs.recompute_s(&knapsack, least, budget);
-        let passes_s = self.with_overheads_s(closed::passes_s(&spec, &work, spent_s) / slack);
-        if passes_s >= enough_s {
-            return passes_s;
-        }
-        passes_s.max(self.cheapest_state_s(parallel, inputs, (budget, enough_s)))
+        self.degrees_s(parallel, inputs, enough_s)
     }
 
     /// Bound of a pipeline over every partition, recompute split and choice of parameter state,
     /// with overheads, s.
     pub(super) fn any_cut_s(&mut self, parallel: &mut LayoutView, d: &Decisions) -> f64 {
         let (spec, work) = self.spec(parallel, d);
-        let budget = self.budget_bytes(&spec, &work, &parallel.states.least);
-        let (knapsack, least) = (parallel.knapsack(d.recompute), parallel.states.least.bytes);
-        let spent_s = closed::least_recompute_s(&spec, &work, &knapsack, least, budget);
-        let passes_s = closed::passes_s(&spec, &work, spent_s);
-        self.mean_load_s(parallel, (&spec, &work)).max(self.with_overheads_s(passes_s))
+        let inputs = PipelineInputs { spec: &spec, work: &work, candidates: None, slack: 1.0 };
+        self.degrees_s(parallel, inputs, f64::INFINITY)
     }
 
-    fn mean_load_s(
+    /// Bound of a pipeline from the recomputation that the leanest parameter state makes
+    /// necessary, and from the cheapest parameter state, with overheads, s. Stops early once the
+    /// bound reaches `enough_s`.
+    fn degrees_s(
         &self,
         parallel: &mut LayoutView,
-        (spec, work): (&PipelineSpec, &MicroBatchCost),
+        inputs: PipelineInputs<'_>,
+        enough_s: f64,
     ) -> f64 {
-        let inputs = PipelineInputs { spec, work, candidates: None, slack: 1.0 };
-        let budget = self.budget_bytes(spec, work, &parallel.states.least);
-        self.cheapest_state_s(parallel, inputs, (budget, f64::INFINITY))
+        let PipelineInputs { spec, work, slack, .. } = inputs;
+        let (knapsack, least) = (parallel.knapsack(spec.recompute), &parallel.states.least);
+        let budget = self.budget_bytes(spec, work, least);
+        let spent_s = inputs.recompute_s(&knapsack, least.bytes, budget);
+        let passes_s = self.with_overheads_s(closed::passes_s(spec, work, spent_s) / slack);
+        if passes_s >= enough_s {
+            return passes_s;
+        }
+        passes_s.max(self.cheapest_state_s(parallel, inputs, (budget, enough_s)))
     }
 
     /// Bound of a pipeline with the cheapest parameter state, from the mean load and bytes of all

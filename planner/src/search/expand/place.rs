@@ -102,7 +102,7 @@ impl Worker<'_> {
         d: Decisions,
         view: &StateView,
         parallel: &mut LayoutView,
-        (bound_s, best_s): (f64, f64),
+        ((bound_s, best_s), allowed): ((f64, f64), Allowance),
         expansion: &mut Expansion,
     ) {
         let bar_s = expansion.bar_s(best_s);
@@ -127,14 +127,14 @@ impl Worker<'_> {
         }
         expansion.placed += 1;
         below.sort_by(|a, b| a.1.total_cmp(&b.1));
-        below.truncate(self.most_cuts);
+        below.truncate(allowed.most_cuts);
         let cuts: Vec<_> =
             below.into_iter().map(|(at, _)| candidates.shapes.list[at].clone()).collect();
+        let work = allowed.work.saturating_sub(expansion.effort.work);
         if let Some((mut found, best)) =
-            self.place_listed(self.in_own_times(d), &cuts, bar_s, slack)
+            self.place_listed(self.in_own_times(d), &cuts, (bar_s, slack), work)
         {
             found.open_s = found.open_s.max(bound_s);
-            self.work = self.work.saturating_sub(found.effort.work);
             if slack > 1.0 {
                 expansion.near.extend(best.clone());
             }
@@ -160,14 +160,14 @@ impl Worker<'_> {
         &mut self,
         d: Decisions,
         cuts: &[Ranges],
-        bar_s: f64,
-        slack: f64,
+        (bar_s, slack): (f64, f64),
+        work: u64,
     ) -> Option<(BestListed, Option<Candidate>)> {
         let configuration = Configuration::new(&self.cache, d).ok()?;
         let limits = Limits {
             cutoff_s: configuration.pipeline_s(bar_s) * slack,
             ignore_memory: self.task.ignore_memory,
-            work: self.work,
+            work,
             until: self.task.until,
         };
         let mut found = configuration.best_listed(cuts, limits, &mut self.scratch);

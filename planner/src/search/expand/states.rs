@@ -3,7 +3,7 @@
 
 use super::layout::LayoutView;
 use super::place::is_usual;
-use super::{Expansion, SearchNode, Stage, Worker};
+use super::{Allowance, Expansion, SearchNode, Stage, Worker};
 use crate::bounds::closed;
 use crate::bounds::states::{ShardGroup, StateView};
 use crate::pricing::listed_cuts::CutList;
@@ -49,7 +49,7 @@ impl Worker<'_> {
         node: &SearchNode,
         StateBounds(known): &StateBounds,
         parallel: &mut LayoutView,
-        best_s: f64,
+        (best_s, allowed): (f64, Allowance),
     ) -> Expansion {
         let states = Arc::clone(&parallel.states);
         let mut expansion = Expansion::default();
@@ -92,7 +92,7 @@ impl Worker<'_> {
                 Source::Placement => {
                     open.remove(index);
                     let within = (state.bound_s, best_s);
-                    self.price_state(d, view, parallel, within, &mut expansion);
+                    self.price_state(d, view, parallel, (within, allowed), &mut expansion);
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! nothing themselves.
 
 use super::super::expand::Tight;
-use super::Run;
+use super::{Run, WORK_SHARE};
 use super::team::{Answer, Batch, Team};
 use crate::until::Until;
 use rustc_hash::FxHashMap as HashMap;
@@ -122,11 +122,13 @@ impl Run<'_> {
         // Groups compare by what they find, whether or not it is an incumbent.
         let bar_s = if breadth == 1 { self.best_s * SECOND_BEST } else { self.best_s };
         let (numbers, dives): (Vec<_>, Vec<_>) = open.into_iter().unzip();
-        team.send(Batch::Dives(dives, bar_s, (breadth, tight)));
+        let limits = (bar_s, self.work_left() / WORK_SHARE);
+        team.send(Batch::Dives(dives, limits, (breadth, tight)));
         for (answer, number) in team.receive().into_iter().zip(numbers) {
             let Answer::Expansion(expansion) = answer else { continue };
             times_s[number] =
                 expansion.best.as_ref().map_or(f64::INFINITY, |best| best.iteration_s);
+            self.programs += expansion.effort;
             self.offer(expansion.best);
         }
         times_s

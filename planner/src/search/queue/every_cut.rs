@@ -66,7 +66,7 @@ impl Run<'_> {
         let Some(own) = own.filter(|own| !is_complete(own, self.task.model.layers)) else { return };
         let stage = EveryCutStage::Relaxed(self.task.every_cut_work / OWN_SHARE);
         let nodes: Vec<SearchNode> = vec![node(0.0, own, stage)];
-        let allowed = Allowance { work: first_work, share: 1.0 };
+        let allowed = Allowance { work: first_work, share: 1.0, most_cuts: usize::MAX };
         team.send(Batch::Nodes(nodes, self.best_s, allowed, Arc::clone(&self.paths)));
         for answer in team.receive() {
             if let Answer::Expansion(mut expansion) = answer {

@@ -19,7 +19,7 @@ impl Run<'_> {
         }
         let asked = self.task.restrictions;
         let mut corners: Vec<Restrictions> = vec![];
-        for corner in [leanest(asked), least_activations(asked), full_recomputation(asked)] {
+        for corner in [leanest(asked), with_1f1b(asked), full_recomputation(asked)] {
             if corner != *asked && !corners.contains(&corner) {
                 corners.push(corner);
             }
@@ -44,7 +44,7 @@ impl Run<'_> {
 
 /// The settings that need least memory, of those allowed.
 fn leanest(r: &Restrictions) -> Restrictions {
-    let mut lean = least_activations(r);
+    let mut lean = with_1f1b(r);
     if r.zero_stage.allows(3) {
         lean.zero_stage = Numbers::only(3);
     }
@@ -54,9 +54,17 @@ fn leanest(r: &Restrictions) -> Restrictions {
     lean
 }
 
-/// The settings with which layers hold least, of those allowed: [`full_recomputation`], and 1F1B,
-/// which holds the fewest micro-batches.
-pub fn least_activations(r: &Restrictions) -> Restrictions {
+/// The settings with which layers hold least, of those with which anything exists: full
+/// recomputation, one sequence a micro-batch, and 1F1B, where they are allowed.
+pub fn least_activations(task: &Task<'_>) -> Restrictions {
+    let asked = task.restrictions;
+    let exists = |r: &Restrictions| !Task { restrictions: r, ..task.clone() }.space().is_empty();
+    let corners = [with_1f1b(asked), full_recomputation(asked)];
+    corners.into_iter().find(exists).unwrap_or_else(|| asked.clone())
+}
+
+/// [`full_recomputation`], and 1F1B, which holds the fewest micro-batches.
+fn with_1f1b(r: &Restrictions) -> Restrictions {
     let mut lean = full_recomputation(r);
     if r.schedule.allows(ScheduleName::OneFOneB) && r.vpp.allows(1) {
         lean.schedule = Choice::of(&[ScheduleName::OneFOneB]);

@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
                 }
                 let is_last = nodes.len() == 1 && team.is_idle() && self.is_settled();
                 let share = if is_last { 1.0 } else { PROGRAM_SHARE };
-                let allowed = Allowance { work, share };
+                let allowed = Allowance { work, share, most_cuts: usize::MAX };
                 team.send(Batch::Nodes(nodes, self.best_s, allowed, Arc::clone(&self.paths)));
             }
             if team.is_idle() {
@@ -312,7 +312,7 @@ impl<'a> Run<'a> {
                 What::Context(index) => self.contexts[index].node(bound_s),
                 What::SearchNode(node) => *node,
             };
-            leaves += usize::from(node.is_leaf() || node.takes_long());
+            leaves += usize::from(node.is_leaf());
             nodes.push(node);
         }
         self.expansions += nodes.len() as u64;

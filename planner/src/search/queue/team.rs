@@ -20,9 +20,9 @@ pub(super) enum Batch {
     Contexts(Arc<[Context]>),
     /// Search nodes, the incumbent's time, what integer programs of each may take, known chains.
     Nodes(Vec<SearchNode>, f64, Allowance, Arc<Paths>),
-    /// Search nodes to dive into, a limit on the time, s, how many pipelines to price, and whether
-    /// what is short of memory is followed.
-    Dives(Vec<Vec<SearchNode>>, f64, (usize, Tight)),
+    /// Search nodes to dive into, a limit on the time, s, with the work of each dive's integer
+    /// programs, how many pipelines to price, and whether what is short of memory is followed.
+    Dives(Vec<Vec<SearchNode>>, (f64, u64), (usize, Tight)),
 }
 
 pub(super) enum Answer {
@@ -147,9 +147,9 @@ fn serve(
                     let some = contexts.chunks(CONTEXTS).nth(piece);
                     some.map(|some| Answer::Contexts(worker.contexts_s(some)))
                 }
-                Batch::Dives(dives, best_s, how) => dives
+                Batch::Dives(dives, limits, how) => dives
                     .get(piece)
-                    .map(|nodes| Answer::Expansion(Box::new(worker.dive(nodes, *best_s, *how)))),
+                    .map(|nodes| Answer::Expansion(Box::new(worker.dive(nodes, *limits, *how)))),
                 Batch::Nodes(nodes, best_s, allowed, paths) => nodes.get(piece).map(|node| {
                     Answer::Expansion(Box::new(worker.expand(node, *best_s, *allowed, paths)))
                 }),
