@@ -56,6 +56,7 @@ pub fn context(plan: &Plan, printer: &Printer<'_>, hash: &str, runtime: &Runtime
         "degrees": degrees(program),
         "has_dense": printer.blocks().contains(&Block::Dense),
         "groups": groups(&program.mesh),
+        "end_of_step": end_of_step(program),
         "moe": moe(program),
         "sequence_parallel": sizes.sequence_parallel,
         "micro_batch": program.micro_batch,
@@ -246,6 +247,30 @@ fn attention(model: &ModelSpec) -> Value {
         "window": window,
         "soft_cap": option(attention.soft_cap.map(float)),
     })
+}
+
+/// The collectives of the end of a step, after the last pass, in their order. The library runs
+/// them, and no line of the program.
+fn end_of_step(program: &Program) -> Vec<String> {
+    let Program { mesh, zero_stage, dp_shard, layout, model, .. } = program;
+    let replicas = mesh.dp * mesh.cp;
+    let groups = if *zero_stage > 0 { replicas / (*dp_shard as u64).min(replicas) } else { 1 };
+    let apart = program.last_rank() != 0 && layout.copies() == 1 && program.vocab.is_none();
+    let tied = model.tied_embeddings && apart;
+    let rows = [
+        (
+            groups > 1,
+            format!("dp: all-reduce of gradients between the {groups} groups of replicas"),
+        ),
+        (layout.copies() > 1, "pp: sum of the gradients of both copies of a stage".to_owned()),
+        (
+            mesh.tp > 1 && (program.sequence_parallel || model.attention.kv_heads < mesh.tp),
+            "tp: all-reduce of gradients that are partial sums, such as those of norms".to_owned(),
+        ),
+        (tied, "pp: sum of the gradients of the table that both ends hold".to_owned()),
+        (program.world_size() > 1, "all ranks: loss and norm of the gradients".to_owned()),
+    ];
+    rows.into_iter().filter(|(runs, _)| *runs).map(|(_, what)| what).collect()
 }
 
 /// What the plan predicts, with the causes that a run can tell apart.

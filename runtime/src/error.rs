@@ -96,9 +96,19 @@ pub enum Error {
     /// Threads could not be started.
     #[error(transparent)]
     Cpu(#[from] kernels::CpuError),
+    /// A step whose tokens all end documents.
+    #[error(
+        "step {step}: no token predicts another, as all are --document-end's; valid: the token \
+         that ends documents in --data, or without it"
+    )]
+    NothingToPredict {
+        /// The step, counted from 1.
+        step: u64,
+    },
     /// A loss or norm that is not finite: the run cannot go on.
     #[error(
-        "step {step} of {steps}: the {what} is {value}; the run stops before this step's update"
+        "step {step} of {steps}: the {what} is {value}; the run stops before this step's update. \
+         Lower --lr, raise --lr-warmup, or look at what --init-from and --data hold"
     )]
     NotFinite {
         /// The step, counted from 1.

@@ -261,7 +261,7 @@ fn weights_before_a_bad_token_are_written() {
     let split = [("TP", "2"), ("PP", "2"), ("DP", "2")];
     let (code, said) = run(trainer(&split, &data, 20).arg("--dump-weights").arg(&weights));
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("the weights behind step 2 are in"), "{said}");
+    assert!(said.contains("the weights after step 2 are in"), "{said}");
     assert!(
         said.contains("spoiled.safetensors: tokens[2, 7, 5] is 99999; valid: 0 to 514"),
         "{said}"
@@ -299,7 +299,7 @@ fn weights_before_a_loss_that_is_no_number_are_written() {
         assert_eq!(code, Some(1), "{said}");
         let stops = "step 2 of 20: the ";
         assert!(said.contains(stops) && said.contains("stops before this step"), "{said}");
-        assert!(said.contains("the weights behind step 1 are in"), "{said}");
+        assert!(said.contains("the weights after step 1 are in"), "{said}");
         let reference = weights_behind(&folder, 1, &split, &wild);
         assert!(std::fs::read(&weights).unwrap() == reference, "{ahead:?}");
     }
@@ -327,7 +327,7 @@ fn a_replica_that_is_lost_leaves_the_weights_of_the_other() {
     let folder = Folder::new("replica");
     let (data, split) = (many_tokens(folder.path()), [("DP", "2")]);
     let said = without_the_second(&folder, &split, &data);
-    let step = said.split("the weights behind step ").nth(1).expect(&said);
+    let step = said.split("the weights after step ").nth(1).expect(&said);
     let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
     let path = folder.file("reference");
     let (code, said) = run(trainer(&split, &data, step).arg("--dump-weights").arg(&path));

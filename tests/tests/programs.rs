@@ -327,7 +327,10 @@ fn what_training_cannot_do_yet_is_refused_by_name() {
     let text = plan.to_yaml().expect("plans can be written");
     let runtime = RuntimeSource::Path("../../runtime".to_owned());
     let error = generate(&plan, &text, &runtime).expect_err("nobody knows these").to_string();
-    assert!(error.contains("rope_scaling, router") && error.contains("valid: models"), "{error}");
+    assert!(
+        error.contains("rope_scaling, router") && error.contains("valid: a description"),
+        "{error}"
+    );
     plan.decisions.tp = 3;
     let error = generate(&plan, &text, &runtime).expect_err("the plan was edited");
     assert!(matches!(error, GenerateError::Violations(_)), "{error}");

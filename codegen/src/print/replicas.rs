@@ -16,12 +16,16 @@ pub struct Replicas {
     experts: Option<u64>,
     /// The axes of the mesh along which they lie.
     axes: &'static str,
+    /// Groups of replicas, each with the whole state.
+    groups: u64,
+    /// Copies of each stage, on different pipeline ranks.
+    copies: usize,
 }
 
 impl Replicas {
     /// Those of `segment`.
     pub fn of(lowered: &Lowered, segment: &Segment) -> Self {
-        let Program { mesh, experts, zero_stage: stage, dp_shard, .. } = &lowered.program;
+        let Program { mesh, experts, zero_stage: stage, dp_shard, layout, .. } = &lowered.program;
         let has_experts =
             segment.fields.iter().any(|field| matches!(field.kind, FieldKind::Experts { .. }));
         let group = |replicas: u64| match stage {
@@ -32,7 +36,8 @@ impl Replicas {
             |split: &models::mesh::ExpertSplit| group(mesh.folded_ranks() / (split.ep * split.etp));
         let experts = experts.as_ref().filter(|_| has_experts).map(of_experts);
         let axes = if mesh.cp > 1 { "dp and cp" } else { "dp" };
-        Self { stage: *stage, dense: group(mesh.dp * mesh.cp), experts, axes }
+        let (all, copies) = (mesh.dp * mesh.cp, layout.copies());
+        Self { stage: *stage, dense: group(all), experts, axes, groups: all / group(all), copies }
     }
 
     /// The type of their `Parameters`.
@@ -59,8 +64,16 @@ impl Replicas {
             |note: &str| commented(format!("let ctx = &self.{of}.gather(ctx)?;"), note, indent);
         match self.stage {
             0 => vec![format!("let ctx = &self.{of}.weights(ctx)?;")],
-            3 => gathers(&format!("{}: all-gather of weights", self.axes)),
-            _ => gathers(&format!("{}: updates, gathered once a step", self.axes)),
+            3 => gathers(&format!("{}: all-gather of weights", self.sharing())),
+            _ => gathers(&format!("{}: updates, gathered once a step", self.sharing())),
+        }
+    }
+
+    /// The replicas that share a copy.
+    fn sharing(self) -> String {
+        match self.groups {
+            1 => self.axes.to_owned(),
+            _ => format!("{} in groups of {}", self.axes, self.dense),
         }
     }
 
@@ -74,9 +87,19 @@ impl Replicas {
             _ => ("reduce_scatter", "reduce-scatter"),
         };
         let code = format!("{to}self.{of}.{call}(gradients)?;");
-        match note {
-            "" => vec![code],
-            note => commented(code, &format!("{}: {note}", self.axes), indent),
+        let mut notes = vec![];
+        if !note.is_empty() {
+            notes.push(format!("{}: {note}", self.sharing()));
+        }
+        if self.groups > 1 && self.stage > 0 {
+            notes.push("all-reduce between groups, once a step".to_owned());
+        }
+        if self.copies > 1 {
+            notes.push("pp: sum of both copies, once a step".to_owned());
+        }
+        match notes.as_slice() {
+            [] => vec![code],
+            notes => commented(code, &notes.join("; "), indent),
         }
     }
 }

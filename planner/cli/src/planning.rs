@@ -275,9 +275,8 @@ fn longer(
     }
     request.deadline = Some(Instant::now() + Duration::from_secs_f64(ANSWER_S - AGAIN_S));
     let Ok(other) = again(request, known) else { return found };
-    let is_slower = |answer: &Answer| {
-        answer.plan.predicted.iteration_s < other.plan.predicted.iteration_s
-    };
+    let is_slower =
+        |answer: &Answer| answer.plan.predicted.iteration_s < other.plan.predicted.iteration_s;
     if found.as_ref().is_ok_and(is_slower) { found } else { Ok(other) }
 }
 

@@ -189,8 +189,7 @@ fn without_a_setting(request: &Request, progress: Progress<'_>) -> Option<(Strin
         let mut settings = request.settings.clone();
         let dropped = settings.remove(index);
         let narrowed = request.narrowed_by(&settings).ok()?;
-        let restrictions =
-            least_activations(&Task { restrictions: &narrowed, ..request.task() });
+        let restrictions = least_activations(&Task { restrictions: &narrowed, ..request.task() });
         let found = search(&question(request, &restrictions), progress).best?;
         Some((format!("without --set {dropped}"), found))
     })

@@ -373,7 +373,11 @@ impl<'a> Setting<'a> {
         let valid = || self.decision().values.in_words();
         if self.relation != Relation::OneOf {
             return Err(InputError::new(format!("--set {}: {} has no order", self.text, self.key))
-                .help(format!("name what is allowed: --set {}={}", self.key, self.values.join(","))));
+                .help(format!(
+                    "name what is allowed: --set {}={}",
+                    self.key,
+                    self.values.join(",")
+                )));
         }
         let mut values = vec![];
         for value in &self.values {

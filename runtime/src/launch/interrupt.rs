@@ -111,7 +111,7 @@ impl State {
         match state.progress.load(Ordering::Relaxed) {
             STARTING => state.quit("interrupted: ends at once, no step is done yet"),
             STEPPING => {
-                say("interrupted: ends behind this step; once more to end at once");
+                say("interrupted: ends after this step; once more to end at once");
                 let state = state.clone();
                 std::thread::spawn(move || {
                     std::thread::sleep(patience);

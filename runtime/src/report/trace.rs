@@ -6,6 +6,7 @@ use crate::comm::CallSpan;
 use crate::step::executor::PassTiming;
 use crate::step::reduce::ReductionSpan;
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::time::Instant;
 
 /// One slice of a track (Chrome's trace event format, complete events).
@@ -23,27 +24,38 @@ pub struct Event {
     tid: u32,
 }
 
+/// Steps that a trace keeps: the last ones, so that long runs do not fill the memory.
+pub const TRACED_STEPS: usize = 100;
+
 /// Collects a rank's events.
 pub struct Trace {
     begin: Instant,
     rank: usize,
-    events: Vec<Event>,
+    /// By step, of the last [`TRACED_STEPS`].
+    steps: VecDeque<Vec<Event>>,
 }
 
 impl Trace {
     /// An empty trace; times count from `begin`.
     pub fn new(begin: Instant, rank: usize) -> Self {
-        Self { begin, rank, events: Vec::new() }
+        Self { begin, rank, steps: VecDeque::from([vec![]]) }
     }
 
     fn add(&mut self, name: String, cat: &'static str, tid: u32, from: Instant, to: Instant) {
         let micros = |at: Instant| at.saturating_duration_since(self.begin).as_secs_f64() * 1e6;
         let (ts, dur) = (micros(from), micros(to) - micros(from));
-        self.events.push(Event { name, cat, ph: "X", ts, dur, pid: self.rank, tid });
+        let event = Event { name, cat, ph: "X", ts, dur, pid: self.rank, tid };
+        if let Some(step) = self.steps.back_mut() {
+            step.push(event);
+        }
     }
 
     /// A step's passes, gradient reductions and calls.
     pub fn step(&mut self, ran: &[PassTiming], spans: &[ReductionSpan], calls: Vec<CallSpan>) {
+        if self.steps.len() > TRACED_STEPS {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(vec![]);
         self.passes(ran);
         self.reductions(spans);
         self.calls(calls);
@@ -97,6 +109,24 @@ impl Trace {
     /// The events, one JSON object each.
     pub fn lines(&self) -> Vec<String> {
         let text = |event: &Event| serde_json::to_string(event).unwrap_or_default();
-        self.events.iter().map(text).collect()
+        self.steps.iter().flatten().map(text).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_steps_are_kept() {
+        let begin = Instant::now();
+        let mut trace = Trace::new(begin, 0);
+        for step in 0..3 * TRACED_STEPS {
+            trace.step(&[], &[], vec![]);
+            trace.phase(&format!("update {step}"), begin, begin);
+        }
+        let lines = trace.lines();
+        assert_eq!(lines.len(), TRACED_STEPS);
+        assert!(lines[0].contains(&format!("update {}", 2 * TRACED_STEPS)), "{}", lines[0]);
     }
 }

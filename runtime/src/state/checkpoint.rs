@@ -25,6 +25,10 @@ pub struct TensorFile {
     metadata: Metadata,
 }
 
+/// What `--init-from` takes.
+const CHECKPOINTS: &str = "valid: a .safetensors file, or a directory with model.safetensors or \
+                           model.safetensors.index.json";
+
 /// Tensors that an error names.
 const NAMED: usize = 3;
 
@@ -36,9 +40,8 @@ impl TensorFile {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut file = File::open(path).map_err(Error::unopened(path))?;
         let length = file.metadata().map_err(Error::io(path))?.len();
-        let truncated = || {
-            Error::file(path, format!("truncated: it has only {length} bytes; copy it anew"))
-        };
+        let truncated =
+            || Error::file(path, format!("truncated: it has only {length} bytes; copy it anew"));
         let mut size = [0; 8];
         file.read_exact(&mut size).map_err(|_| truncated())?;
         let size = u64::from_le_bytes(size);
@@ -120,15 +123,23 @@ impl TensorFile {
 }
 
 /// A file without a tensor that is asked for. `names` are those that it has.
-fn missing(path: &Path, name: &str, mut names: Vec<String>) -> Error {
+fn missing(path: &Path, name: &str, names: Vec<String>) -> Error {
+    let has = first_of(names);
+    Error::file(
+        path,
+        format!("there is no tensor `{name}`; valid: a file with it (this has {has})"),
+    )
+}
+
+/// The first names in the order of the alphabet, and how many more there are.
+pub fn first_of(mut names: Vec<String>) -> String {
     names.sort_unstable();
     let others = names.len().saturating_sub(NAMED);
     names.truncate(NAMED);
-    let has = match others {
+    match others {
         0 => names.join(", "),
         _ => format!("{}, and {others} more", names.join(", ")),
-    };
-    Error::file(path, format!("there is no tensor `{name}`; valid: a file with it (this has {has})"))
+    }
 }
 
 fn of_chunks<const N: usize, R>(bytes: &[u8], read: impl Fn([u8; N]) -> R) -> Vec<R> {
@@ -155,11 +166,8 @@ impl Checkpoint {
     /// # Errors
     /// Files that are missing or broken.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        std::fs::metadata(path).map_err(|error| {
-            let valid = "valid: a .safetensors file, or a directory with model.safetensors or \
-                         model.safetensors.index.json";
-            Error::file(path, format!("{error}; {valid}"))
-        })?;
+        std::fs::metadata(path)
+            .map_err(|error| Error::file(path, format!("{error}; {CHECKPOINTS}")))?;
         let index = path.join("model.safetensors.index.json");
         let paths = if path.is_file() {
             vec![path.to_owned()]
@@ -168,11 +176,22 @@ impl Checkpoint {
         } else {
             vec![path.join("model.safetensors")]
         };
+        if let [only] = paths.as_slice()
+            && !only.is_file()
+        {
+            let problem = format!("no {}; {CHECKPOINTS}", only.display());
+            return Err(Error::file(path, problem));
+        }
         let files: Vec<TensorFile> =
             paths.iter().map(|path| TensorFile::open(path)).collect::<Result<_, _>>()?;
         let named = files.iter().enumerate();
         let named = named.flat_map(|(n, file)| file.names().into_iter().map(move |name| (name, n)));
         Ok(Self { path: path.to_owned(), file_of: named.collect(), files })
+    }
+
+    /// Names of its tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.file_of.keys().map(String::as_str)
     }
 
     /// Reads a tensor.
@@ -197,11 +216,10 @@ impl Checkpoint {
 
 fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>, Error> {
     let text = std::fs::read_to_string(index).map_err(Error::unopened(index))?;
-    let read: Index = serde_json::from_str(&text)
-        .map_err(|error| {
-            let wanted = "valid: the index of Hugging Face, with `weight_map`";
-            Error::file(index, format!("{error}; {wanted}"))
-        })?;
+    let read: Index = serde_json::from_str(&text).map_err(|error| {
+        let wanted = "valid: the index of Hugging Face, with `weight_map`";
+        Error::file(index, format!("{error}; {wanted}"))
+    })?;
     let mut names: Vec<String> = read.weight_map.into_values().collect();
     names.sort_unstable();
     names.dedup();

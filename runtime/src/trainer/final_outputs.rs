@@ -11,11 +11,12 @@ use crate::scalar::Scalar;
 use crate::state::checkpoint::{self, Tensors};
 
 impl<D: Device> TrainingRun<'_, '_, D> {
-    /// Prints which files were written.
-    pub(super) fn say_written(&self) {
+    /// Prints which files were written, other than `lost`.
+    pub(super) fn say_written(&self, lost: &[&str]) {
         let whole = self.outputs.metrics.as_ref().is_none_or(MetricsFile::is_whole);
         let written = named(self.job.flags).into_iter();
         let written = written.filter(|(flag, _)| whole || *flag != "metrics");
+        let written = written.filter(|(flag, _)| !lost.contains(flag));
         let written = written.filter_map(|(flag, path)| Some((flag, path?)));
         let written = written.map(|(flag, path)| format!("{} (--{flag})", path.display()));
         let written: Vec<String> = written.collect();
@@ -54,7 +55,7 @@ impl<D: Device> TrainingRun<'_, '_, D> {
         }
         let path = path.display();
         match why_not {
-            None => eprintln!("--dump-weights: the weights behind step {steps} are in {path}"),
+            None => eprintln!("--dump-weights: the weights after step {steps} are in {path}"),
             Some(why_not) => eprintln!("--dump-weights: {path} is not written: {why_not}"),
         }
     }
@@ -99,7 +100,10 @@ impl<D: Device> TrainingRun<'_, '_, D> {
 }
 
 /// Gathers every rank's text on rank 0.
-fn gather_text(world: &dyn Communicator, text: &str) -> Result<Option<Vec<String>>, CommError> {
+pub(super) fn gather_text(
+    world: &dyn Communicator,
+    text: &str,
+) -> Result<Option<Vec<String>>, CommError> {
     const TAG: u64 = (1 << 61) + 1;
     let lengths = world.gather(&[text.len() as i64], 0)?;
     if world.rank() > 0 {

@@ -69,7 +69,7 @@ pub struct Flags {
     /// Where to write one JSON object a rank: what it held, did and sent.
     #[arg(long, value_name = "FILE")]
     pub rank_report: Option<PathBuf>,
-    /// Where to write a trace that opens in Perfetto.
+    /// Where to write a trace of the last 100 steps, which opens in Perfetto.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Threads of all ranks of a process together, at most 16 for each of the machine's cores. The

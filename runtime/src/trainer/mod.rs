@@ -39,7 +39,12 @@ use std::time::Duration;
 /// user's input, 130 if interrupted, 1 otherwise. Ranks are threads of this process, or one process
 /// each if a launcher started several.
 pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
-    let flags = Flags::parse();
+    let flags = Flags::try_parse().unwrap_or_else(|error| {
+        if error.use_stderr() && is_a_later_rank() {
+            std::process::exit(error.exit_code());
+        }
+        error.exit()
+    });
     match start::<T, S>(stages, &flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_said_elsewhere(&error) => ExitCode::from(exit_code(&error)),
@@ -66,17 +71,26 @@ fn exit_code(error: &Error) -> u8 {
 /// they have the same flags. What one rank finds alone, rank 0 hears from it.
 /// That rank 0 itself is lost, every rank says that notices: the others only hear that one gave up.
 fn is_said_elsewhere(error: &Error) -> bool {
+    launched_rank().is_some_and(|rank| is_said_by_another(error, rank))
+}
+
+/// Whether this is one of several processes of `plan launch`, and not rank 0.
+fn is_a_later_rank() -> bool {
+    launched_rank().is_some_and(|rank| rank > 0)
+}
+
+/// The rank of a process of `plan launch`.
+fn launched_rank() -> Option<usize> {
     let variable = |name: &str| std::env::var(name).ok();
     let place = launcher::discover(variable).ok().flatten();
-    let Some(place) = place.filter(|place| place.launcher == Launcher::Torchrun) else {
-        return false;
-    };
-    launcher::ends_with_input(Some(&place), variable) && is_said_by_another(error, place.rank)
+    let place = place.filter(|place| place.launcher == Launcher::Torchrun)?;
+    launcher::ends_with_input(Some(&place), variable).then_some(place.rank)
 }
 
 fn is_said_by_another(error: &Error, rank: usize) -> bool {
     match error {
         Error::Interrupted { .. } | Error::NotFinite { .. } => rank > 0,
+        Error::NothingToPredict { .. } => rank > 0,
         Error::Flag { .. } | Error::Passes { .. } => rank > 0,
         // The rank that cannot read says why.
         Error::Unread { .. } => true,

@@ -161,8 +161,7 @@ fn over_mpi<T: TrainedDtype<S>, S: Sync>(
     place: &ProcessPlace,
 ) -> Result<(), Error> {
     let wrong = |problem: String| Error::World { problem };
-    let mpi = crate::comm::mpi::Mpi::start()
-        .ok_or_else(|| wrong(NO_THREADS.to_owned()))?;
+    let mpi = crate::comm::mpi::Mpi::start().ok_or_else(|| wrong(NO_THREADS.to_owned()))?;
     if mpi.size() != place.world {
         let (who, found, said) = (place.launcher.name(), mpi.size(), place.world);
         return Err(wrong(format!(

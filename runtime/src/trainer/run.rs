@@ -1,6 +1,6 @@
 //! The loop over steps of one rank.
 
-use super::final_outputs::write_tensors;
+use super::final_outputs::{gather_text, write_tensors};
 use super::lr_schedule::LrSchedule;
 use super::metrics::{PeakMemory, PendingMetrics};
 use super::outputs::{MetricsFile, Outputs};
@@ -15,7 +15,9 @@ use crate::launch::interrupt::say;
 use crate::rank::{Rank, StepResult};
 use crate::report::Trace;
 use crate::spec::TrainerSpec;
-use crate::state::checkpoint::Checkpoint;
+use crate::state::checkpoint::{Checkpoint, first_of};
+use models::mesh::Mesh;
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// The run of one rank, as it goes through the steps.
@@ -78,12 +80,18 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         };
         enough_samples(&*samples, flags, spec)?;
         if number == 0 {
+            let Mesh { tp, cp, dp, pp, .. } = spec.mesh;
+            say(&format!("layout    tp {tp} · pp {pp} · cp {cp} · dp {dp}"));
             notes(&*samples, flags, spec).iter().for_each(|note| say(&format!("note: {note}")));
         }
         match &flags.init_from {
             Some(path) => {
-                let loaded = Checkpoint::open(path).and_then(|weights| rank.load(&weights));
-                loaded.map_err(|error| error.of_flag("init-from"))?;
+                let weights = Checkpoint::open(path);
+                let loaded = weights.and_then(|weights| rank.load(&weights).map(|()| weights));
+                let weights = loaded.map_err(|error| error.of_flag("init-from"))?;
+                if let Some(note) = unused(&weights, rank)? {
+                    say(&note);
+                }
             }
             None => rank.initialise()?,
         }
@@ -118,13 +126,23 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         }
         let traffic = since(&self.before, &self.rank.groups().world.stats().traffic());
         // All three, even if one fails: other ranks take part in each.
-        let written = [self.write_weights(), self.write_rank_report(&traffic), self.write_trace()];
-        written.into_iter().collect::<Result<(), Error>>()?;
-        self.say_written();
+        let written = [
+            ("dump-weights", self.write_weights()),
+            ("rank-report", self.write_rank_report(&traffic)),
+            ("trace", self.write_trace()),
+        ];
+        let lost: Vec<(&str, Error)> = written
+            .into_iter()
+            .filter_map(|(flag, written)| Some((flag, written.err()?.of_flag(flag))))
+            .collect();
+        self.say_written(&lost.iter().map(|(flag, _)| *flag).collect::<Vec<_>>());
         let metrics = self.outputs.metrics.take();
-        let lost = || metrics.and_then(MetricsFile::lost);
+        let metrics = metrics.and_then(MetricsFile::lost);
+        let lost = lost.into_iter().map(|(_, error)| error);
+        let mut errors = lost.chain(interrupted).chain(metrics);
         // All ranks end after the last step, whatever rank 0 could write.
-        let error = interrupted.or_else(lost);
+        let error = errors.next();
+        errors.for_each(|other| say(&format!("error: {other}")));
         error.map_or(Ok(()), |error| Err(Failure { error, together: true }))
     }
 
@@ -217,6 +235,10 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
 
     /// Checks values that are the same on all ranks.
     fn finite(&self, step: u64, result: &StepResult) -> Result<(), Failure> {
+        if result.valid_tokens == 0 {
+            let error = Error::NothingToPredict { step: step + 1 };
+            return Err(Failure { error, together: true });
+        }
         let values = [("loss", result.loss), ("gradient norm", result.norm)];
         let wrong = values.into_iter().find(|(_, value)| !value.is_finite());
         let (step, steps) = (step + 1, self.job.flags.steps);
@@ -234,6 +256,20 @@ impl<'a, 'p, D: Device> TrainingRun<'a, 'p, D> {
         let gradients = self.rank.whole_gradients()?;
         write_tensors(self.outputs.gradients.take(), gradients)
     }
+}
+
+/// On rank 0, a note on tensors of a checkpoint that no rank holds: weights of another model, or
+/// what is no weight.
+fn unused<D: Device>(weights: &Checkpoint, rank: &Rank<'_, D>) -> Result<Option<String>, Error> {
+    let held = rank.inventory().all().iter().map(|held| held.declaration.name.as_str());
+    let held = held.collect::<Vec<_>>().join("\n");
+    let Some(all) = gather_text(&*rank.groups().world, &held)? else { return Ok(None) };
+    let known: BTreeSet<&str> = all.iter().flat_map(|text| text.lines()).collect();
+    let unused: Vec<String> =
+        weights.names().filter(|name| !known.contains(*name)).map(str::to_owned).collect();
+    let is_whole = unused.is_empty();
+    let note = "note: --init-from: tensors that this model does not have";
+    Ok((!is_whole).then(|| format!("{note}: {}", first_of(unused))))
 }
 
 fn document_end_is_a_token(flags: &Flags, spec: &TrainerSpec) -> Result<(), Error> {

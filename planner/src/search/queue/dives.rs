@@ -2,8 +2,8 @@
 //! nothing themselves.
 
 use super::super::expand::Tight;
-use super::{Run, WORK_SHARE};
 use super::team::{Answer, Batch, Team};
+use super::{Run, WORK_SHARE};
 use crate::until::Until;
 use rustc_hash::FxHashMap as HashMap;
 use std::collections::BTreeMap;
