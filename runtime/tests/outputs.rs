@@ -5,7 +5,7 @@ mod trainer_runs;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkfifo};
-use runtime::state::checkpoint::TensorFile;
+use runtime::state::checkpoint::{self, TensorFile, Tensors};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use trainer_runs::{
     Folder, as_rank_of, ended_within, golden_data, golden_tokens, json_lines, many_tokens,
-    wait_until,
+    wait_until, write_indexed,
 };
 
 /// Longer than any run here takes, on a busy machine too.
@@ -230,6 +230,42 @@ fn a_run_that_is_started_again_adds_to_the_metrics() {
         found,
         ["{\"step\":0", "{\"st", "{\"step\":0", "{\"step\":1", "{\"step\":0", "{\"step\":1"]
     );
+}
+
+/// Weights of a model with another layer would train a model without it.
+#[test]
+fn tensors_that_no_rank_holds_are_named() {
+    let folder = Folder::new("unused");
+    let golden = TensorFile::open(&golden_data().join("model.safetensors")).unwrap();
+    let names = golden.names().into_iter();
+    let mut tensors: Tensors<f32> =
+        names.map(|name| (name.clone(), golden.read(&name).unwrap())).collect();
+    let from = |tensors: &Tensors<f32>| {
+        let path = folder.file("model.safetensors");
+        checkpoint::write(&mut File::create(&path).unwrap(), tensors).unwrap();
+        let mut command = trainer_runs::trainer();
+        command.envs([("TP", "2"), ("PP", "2")]).args(["--threads", "4", "--steps", "1"]);
+        command.arg("--init-from").arg(path).arg("--data").arg(golden_tokens());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        run(&mut command)
+    };
+    let (code, said) = from(&tensors);
+    assert!(code == Some(0) && !said.contains("does not have"), "{said}");
+    tensors.insert("model.layers.99.norm.weight".to_owned(), (vec![2], vec![1.0; 2]));
+    let (code, said) = from(&tensors);
+    let note = "note: --init-from: tensors that this model does not have: model.layers.99.norm";
+    assert!(code == Some(0) && said.contains(note), "{said}");
+}
+
+#[test]
+fn a_step_that_predicts_nothing_ends_the_run() {
+    let folder = Folder::new("nothing");
+    let data = write_indexed(folder.path(), (0..4096).map(|_| 7));
+    let mut command = trainer(&[("PP", "2"), ("DP", "2")], &data, 2);
+    let (code, said) = run(command.args(["--document-end", "7"]));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("step 1: no token predicts another"), "{said}");
+    assert_eq!(said.matches("error: ").count(), 1, "{said}");
 }
 
 /// Golden tokens with one outside the vocabulary, in step 2 and the last sequence.

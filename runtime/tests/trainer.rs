@@ -305,6 +305,7 @@ fn wrong_input_is_refused_with_what_would_be_valid() {
     says(&init(noise), &["noise.safetensors", "truncated"]);
     says(&init(golden("qwen2")), &["model.layers.0.self_attn.k_proj", "[16, 64]", "[32, 64]"]);
     says(&init(golden("gpt2")), &["there is no tensor `model.embed_tokens.weight`"]);
+    says(&init(folder.file("")), &["no ", "model.safetensors; valid: a .safetensors file"]);
 
     says(
         &error(|flags| flags.data = folder.file("gone.bin")),

@@ -56,7 +56,7 @@ const ORDER_S: f64 = 60.0;
 /// most of them on its way, and that of README's request takes 0.7 to 0.9 s.
 const BEFORE_ALTERNATIVES: f64 = 0.7;
 /// The same where fewer GPUs are tried beside it.
-const BEFORE_FEWER: f64 = 0.8;
+const BEFORE_FEWER: f64 = 0.7;
 /// The same where it is compared with what our trainer cannot run.
 const BESIDE_ALL: f64 = 0.5;
 /// Share of the time left for a configuration that fits; the rest is for what does not.

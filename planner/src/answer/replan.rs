@@ -358,6 +358,17 @@ mod tests {
         assert!(found.gap > 0.0, "no test: {found:?}");
     }
 
+    /// Those below the first plan's number, and then that number again.
+    #[test]
+    fn rounder_numbers_come_first() {
+        let flags = Flags { model: "llama405b".to_owned(), gpus: 1000, ..Flags::default() };
+        let request = Request::new(&flags).expect("it is shipped");
+        assert_eq!(numbers_to_try(&request, Some(1000), &[]), [960, 896, 1000]);
+        assert_eq!(numbers_to_try(&request, Some(512), &[1000, 960]), [960, 896, 1000]);
+        let round = Request { gpus: 1024, ..request };
+        assert_eq!(numbers_to_try(&round, Some(512), &[1024]), [1024]);
+    }
+
     /// Whatever the time: a plan that is known is not lost, nor with a replica less.
     #[test]
     fn a_known_plan_is_where_it_begins() {

@@ -215,3 +215,33 @@ fn more_gpus(request: &Request, progress: Progress<'_>) -> Option<(String, Found
         Some((format!("--gpus {gpus} (fewer may do)"), found))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::flags::Flags;
+
+    fn shortage_of(model: &str, gpus: u64, settings: &[&str]) -> Shortage {
+        let settings = settings.iter().map(ToString::to_string).collect();
+        let flags = Flags { model: model.to_owned(), gpus, settings, ..Flags::default() };
+        shortage(&Request::new(&flags).expect("it is shipped"), &mut |_| {})
+    }
+
+    fn changes(found: &Shortage) -> Vec<&str> {
+        found.remedies.iter().map(|(change, _)| change.as_str()).collect()
+    }
+
+    /// 1F1B needs least memory, and does not exist with post-validation.
+    #[test]
+    fn what_is_asked_for_stays_possible() {
+        let found = shortage_of("llama70b", 4, &["post_validation=true"]);
+        assert!(found.leanest.as_ref().is_some_and(|lean| lean.decisions.post_validation));
+        assert!(changes(&found).iter().any(|change| change.starts_with("--gpus 8")), "{found:?}");
+    }
+
+    #[test]
+    fn activations_on_the_host_are_a_way_out() {
+        let found = shortage_of("llama8b", 8, &["schedule=gpipe"]);
+        assert!(changes(&found).contains(&"--set offload=activations"), "{found:?}");
+    }
+}

@@ -470,7 +470,7 @@ mod tests {
             ("schedule=1F1B", "did you mean `1f1b`"),
             ("schedule=zbv", "did you mean `zb_v`"),
             ("zero_stage=4", "0, 1, 2 or 3"),
-            ("vocab<=tensor", "first_last"),
+            ("vocab<=tensor", "vocab has no order"),
             ("post_validation=true,false", "true or false"),
             ("post_validation=maybe", "false, true"),
             ("capacity_factor=-1", "positive"),

@@ -39,14 +39,14 @@ rules! {
     Batch,
     /// A micro-batch divides a replica's batch.
     MicroBatch,
+    /// Sequence parallelism needs tensor-parallel ranks with equal pieces, and software.
+    SequenceParallel,
     /// A style of context parallelism has its Ulysses degree.
     Ulysses,
     /// Context-parallel ranks have equal pieces of a sequence.
     Pieces,
     /// Ulysses splits heads evenly.
     UlyssesHeads,
-    /// Sequence parallelism needs tensor-parallel ranks with equal pieces, and software.
-    SequenceParallel,
     /// `etp` divides `tp`.
     ExpertTp,
     /// `etp` divides the experts' width.

@@ -30,7 +30,7 @@ pub(super) struct LayoutView {
     pub(super) states: Arc<States>,
     /// Lower bounds on the transfers between neighbouring ranks over all rank orders.
     pub(super) transfers: Rc<P2pTransfer>,
-    /// Upper bound on these transfers, s.
+    /// Upper bound on these transfers without vocabulary passes, s.
     pub(super) most_transfer_s: f64,
     /// By vocabulary placement over the pipeline, and whether its passes are placed by own times,
     /// the micro-batch cost and a lower bound on the vocabulary passes.
@@ -43,16 +43,31 @@ pub(super) struct LayoutView {
     pub(super) any_order_s: HashMap<AnyOrder, (f64, f64)>,
 }
 
-/// Cut list, stage layout, chunks, vocabulary placement and loss, recomputation, whether the
-/// backward is split and whether passes are paired: what a bound for any order of passes depends on
-/// within a layout.
-type AnyOrder = (CutList, StageLayout, usize, VocabChoice, RecomputePolicy, (bool, bool));
+/// What a bound for any order of passes depends on within a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct AnyOrder {
+    pub(super) list: CutList,
+    pub(super) layout: StageLayout,
+    pub(super) chunks: usize,
+    pub(super) vocab: VocabChoice,
+    pub(super) recompute: RecomputePolicy,
+    pub(super) splits_backward: bool,
+    pub(super) has_pairs: bool,
+}
 
-/// What the bounds of [`FittingState`] depend on within a layout: whether all micro-batches share
-/// one communication, the vocabulary passes beside which layers are slower, recomputation, copies
-/// of each stage, whether the first and the last stage share a rank, and whether vocabulary layers
-/// count.
-type FittingKey = (bool, Option<Vocab>, RecomputePolicy, usize, bool, bool);
+/// What the bounds of [`FittingState`] depend on within a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FittingKey {
+    /// Whether all micro-batches share one communication.
+    pub(super) is_looped: bool,
+    /// The vocabulary passes beside which layers are slower.
+    pub(super) passes: Option<Vocab>,
+    pub(super) recompute: RecomputePolicy,
+    pub(super) copies: usize,
+    pub(super) ends_meet: bool,
+    /// Whether vocabulary layers count.
+    pub(super) has_vocabulary: bool,
+}
 
 /// A choice of parameter state that fits, with a lower bound on a rank's time.
 #[derive(Clone, Copy)]
@@ -193,7 +208,9 @@ impl Worker<'_> {
         d: &Decisions,
     ) -> (PipelineSpec, Arc<MicroBatchCost>) {
         let mut spec = self.bare_spec(&parallel.transfers, d);
-        spec.most_transfer_s = parallel.most_transfer_s;
+        // Beside all-reduces of vocabulary passes twice as many ranks send at the same time.
+        let senders = if d.vocab.over_pipeline() { 2.0 } else { 1.0 };
+        spec.most_transfer_s = senders * parallel.most_transfer_s;
         if !d.vocab.over_pipeline() {
             return (spec, parallel.work_of(&self.cache, d));
         }

@@ -160,10 +160,18 @@ impl Expansion {
 /// Degrees tp, pp, cp, ep, etp and the number format: all that parameter state depends on.
 type StatesKey = (u64, u64, u64, u64, u64, Dtype);
 
-/// Cut list, stage layout, numbers of ranks, micro-batches and chunks, whether the vocabulary is
-/// spread over the pipeline and whether passes are paired: all that candidates under any order of
-/// passes depend on.
-type AnyOrderKey = (CutList, StageLayout, [usize; 3], (bool, bool));
+/// All that candidates under any order of passes depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct AnyOrderKey {
+    list: CutList,
+    layout: StageLayout,
+    ranks: usize,
+    micro_batches: usize,
+    chunks: usize,
+    /// Whether the vocabulary is spread over the pipeline.
+    over_pipeline: bool,
+    has_pairs: bool,
+}
 
 /// Prices and bounds search nodes. Each thread has its own, with its own caches.
 pub(super) struct Worker<'a> {
@@ -177,7 +185,8 @@ pub(super) struct Worker<'a> {
     /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
     /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
-    candidates: HashMap<(CutList, ListedCutsKey), Rc<ListedCuts>>,
+    /// By cut list, whether the vocabulary is spread over the pipeline, and key.
+    candidates: HashMap<(CutList, bool, ListedCutsKey), Rc<ListedCuts>>,
     any_order_candidates: HashMap<AnyOrderKey, Rc<ListedCuts>>,
     choices: HashMap<PipelineChoicesKey, Rc<PipelineChoices>>,
     layouts: HashMap<LayoutKey, LayoutView>,

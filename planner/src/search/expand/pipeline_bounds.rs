@@ -1,7 +1,7 @@
 //! Lower bounds on the time of the pipelines of a parallel layout, the cheap ones first.
 
-use super::layout::{FittingState, LayoutView, recompute_choices};
-use super::{Worker, copies_may_pair};
+use super::layout::{AnyOrder, FittingKey, FittingState, LayoutView, recompute_choices};
+use super::{AnyOrderKey, Worker, copies_may_pair};
 use crate::bounds::candidates::{ListedBound, ListedCuts, Shapes};
 use crate::bounds::closed;
 use crate::bounds::cuts::PartitionBound;
@@ -187,14 +187,14 @@ impl Worker<'_> {
         let PipelineInputs { spec, work, slack, .. } = inputs;
         let states = Arc::clone(&parallel.states);
         let knapsack = parallel.knapsack(spec.recompute);
-        let key = (
-            spec.schedule == ScheduleName::LoopedBfs,
-            spec.passes.map(|_| spec.vocab),
-            spec.recompute,
-            spec.copies(),
-            spec.ends_meet(),
-            work.embedding.params > 0.0,
-        );
+        let key = FittingKey {
+            is_looped: spec.schedule == ScheduleName::LoopedBfs,
+            passes: spec.passes.map(|_| spec.vocab),
+            recompute: spec.recompute,
+            copies: spec.copies(),
+            ends_meet: spec.ends_meet(),
+            has_vocabulary: work.embedding.params > 0.0,
+        };
         let vocab_s = spec.m() * spec.passes_s();
         let fitting = match parallel.fitting.get(&key) {
             Some(known) => Rc::clone(known),
@@ -275,10 +275,15 @@ impl Worker<'_> {
             return self.with_overheads_s(bound.least_s(self.pipeline_s(limit_s)));
         };
         let candidates = self.any_order_candidates(list, spec);
-        let splits = spec.splits_backward();
-        let vocab = (spec.vocab, fused_loss);
-        let order = (splits, spec.schedule.has_pairs());
-        let key = (list, spec.layout(), spec.chunks, vocab, spec.recompute, order);
+        let key = AnyOrder {
+            list,
+            layout: spec.layout(),
+            chunks: spec.chunks,
+            vocab: (spec.vocab, fused_loss),
+            recompute: spec.recompute,
+            splits_backward: spec.splits_backward(),
+            has_pairs: spec.schedule.has_pairs(),
+        };
         if let Some(&(known_s, looked_s)) = parallel.any_order_s.get(&key)
             && (known_s < looked_s || known_s >= limit_s)
         {
@@ -322,9 +327,15 @@ impl Worker<'_> {
     /// generated. Whether this thread has generated it already is not asked: the proof must not
     /// depend on that.
     fn any_order_candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
-        let counts = [spec.ranks, spec.micro_batches, spec.chunks];
-        let kind = (spec.vocab.over_pipeline(), spec.schedule.has_pairs());
-        let key = (list, spec.layout(), counts, kind);
+        let key = AnyOrderKey {
+            list,
+            layout: spec.layout(),
+            ranks: spec.ranks,
+            micro_batches: spec.micro_batches,
+            chunks: spec.chunks,
+            over_pipeline: spec.vocab.over_pipeline(),
+            has_pairs: spec.schedule.has_pairs(),
+        };
         if let Some(known) = self.any_order_candidates.get(&key) {
             return Rc::clone(known);
         }
@@ -334,7 +345,7 @@ impl Worker<'_> {
     }
 
     pub(super) fn candidates(&mut self, list: CutList, spec: &PipelineSpec) -> Rc<ListedCuts> {
-        let key = (list, ListedCuts::key(spec));
+        let key = (list, spec.vocab.over_pipeline(), ListedCuts::key(spec));
         if let Some(known) = self.candidates.get(&key) {
             return Rc::clone(known);
         }
