@@ -257,11 +257,10 @@ fn end_of_step(program: &Program) -> Vec<String> {
     let groups = if *zero_stage > 0 { replicas / (*dp_shard as u64).min(replicas) } else { 1 };
     let apart = program.last_rank() != 0 && layout.copies() == 1 && program.vocab.is_none();
     let tied = model.tied_embeddings && apart;
+    let axes = if mesh.cp > 1 { "dp and cp" } else { "dp" };
+    let between = format!("{axes}: all-reduce of gradients between the {groups} groups of ranks");
     let rows = [
-        (
-            groups > 1,
-            format!("dp: all-reduce of gradients between the {groups} groups of replicas"),
-        ),
+        (groups > 1, between),
         (layout.copies() > 1, "pp: sum of the gradients of both copies of a stage".to_owned()),
         (
             mesh.tp > 1 && (program.sequence_parallel || model.attention.kv_heads < mesh.tp),

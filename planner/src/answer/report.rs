@@ -186,7 +186,9 @@ impl Answer {
     #[must_use]
     pub fn in_order(self, request: &Request, ordered: Ordered) -> Self {
         let plan = plan(request, &ordered.found, &self.proof);
-        Self { plan: Plan { order: ordered.order, ..plan }, ..self }
+        let mut faster_with = self.faster_with;
+        faster_with.retain(|other| other.iteration_s < plan.predicted.iteration_s);
+        Self { plan: Plan { order: ordered.order, ..plan }, faster_with, ..self }
     }
 
     /// The fullest pipeline rank, the memory of each of its devices, and by how many bytes that
