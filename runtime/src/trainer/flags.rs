@@ -32,19 +32,19 @@ pub struct Flags {
     #[arg(long, value_parser = whole)]
     pub steps: u64,
     /// Highest learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, value_parser = number, default_value_t = 1e-3)]
     pub lr: f64,
     /// AdamW's decay rates of the moments.
     #[arg(long, value_name = "BETA1,BETA2", value_parser = pair, default_value = "0.9,0.95")]
     pub betas: (f64, f64),
     /// AdamW's epsilon.
-    #[arg(long, default_value_t = 1e-8)]
+    #[arg(long, value_parser = number, default_value_t = 1e-8)]
     pub eps: f64,
     /// Weight decay of matrices; vectors do not decay.
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, value_parser = number, default_value_t = 0.1)]
     pub weight_decay: f64,
     /// Largest gradient norm; 0 does not clip.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, value_parser = number, default_value_t = 1.0)]
     pub clip: f64,
     /// Shape of the learning rate after its warm-up.
     #[arg(long, value_enum, default_value_t = LrShape::Constant)]
@@ -102,30 +102,48 @@ impl Flags {
     pub(super) fn check(&self) -> Result<(), Error> {
         let in_unit = |x: f64| (0.0..1.0).contains(&x);
         let threads = 1..=most_threads();
-        let valid_threads =
-            format!("valid: 1 to {}, 16 for each of the machine's cores", threads.end());
+        let valid_threads = format!("1 to {}, 16 for each of the machine's cores", threads.end());
         let from_zero = |x: f64| x.is_finite() && x >= 0.0;
         let checks = [
-            ("steps", self.steps > 0, "valid: 1 or more"),
-            ("lr", from_zero(self.lr), "valid: 0 or more, for example 1e-3"),
+            ("steps", self.steps.to_string(), self.steps > 0, "1 or more"),
+            ("lr", self.lr.to_string(), from_zero(self.lr), "0 or more, for example 1e-3"),
             (
                 "betas",
+                format!("{},{}", self.betas.0, self.betas.1),
                 in_unit(self.betas.0) && in_unit(self.betas.1),
-                "valid: each from 0 up to, not including, 1",
+                "each from 0 up to, not including, 1",
             ),
-            ("eps", self.eps.is_finite() && self.eps > 0.0, "valid: above 0, for example 1e-8"),
-            ("weight-decay", from_zero(self.weight_decay), "valid: 0 or more, for example 0.1"),
-            ("clip", from_zero(self.clip), "valid: above 0, or 0 for none"),
-            ("threads", self.threads.is_none_or(|n| threads.contains(&n)), &valid_threads),
+            (
+                "eps",
+                self.eps.to_string(),
+                self.eps.is_finite() && self.eps > 0.0,
+                "above 0, for example 1e-8",
+            ),
+            (
+                "weight-decay",
+                self.weight_decay.to_string(),
+                from_zero(self.weight_decay),
+                "0 or more, for example 0.1",
+            ),
+            ("clip", self.clip.to_string(), from_zero(self.clip), "above 0, or 0 for none"),
+            (
+                "threads",
+                self.threads.unwrap_or_default().to_string(),
+                self.threads.is_none_or(|n| threads.contains(&n)),
+                &valid_threads,
+            ),
             (
                 "cuda-graphs",
+                "always".to_owned(),
                 self.gpu.is_some() || self.cuda_graphs != CudaGraphs::Always,
-                "`always` has no effect on the CPU; valid: auto or never, or with --gpu",
+                "auto or never on the CPU, or with --gpu",
             ),
-            ("time-limit-s", self.time_limit_s > 0, "valid: 1 or more"),
+            ("time-limit-s", self.time_limit_s.to_string(), self.time_limit_s > 0, "1 or more"),
         ];
-        let wrong = checks.into_iter().find(|(_, holds, _)| !holds);
-        wrong.map_or(Ok(()), |(flag, _, valid)| refuse(flag, valid))
+        let wrong = checks.into_iter().find(|(.., holds, _)| !holds);
+        wrong.map_or(Ok(()), |(flag, value, _, valid)| {
+            refuse(flag, &format!("it cannot be {value}; valid: {valid}"))
+        })
     }
 
     /// Why steps must not be replayed, if there is a reason.
@@ -152,6 +170,11 @@ fn pair(text: &str) -> Result<(f64, f64), String> {
         Some((Ok(first), Ok(second))) => Ok((first, second)),
         _ => Err("valid: two numbers, for example 0.9,0.95".to_owned()),
     }
+}
+
+/// Parses a number.
+fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "valid: a number, for example 1e-3".to_owned())
 }
 
 /// Parses a count.

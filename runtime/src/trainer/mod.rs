@@ -23,7 +23,7 @@ use crate::launch::launcher::{self, Launcher};
 use crate::rank::Rank;
 use crate::spec::TrainerSpec;
 use crate::stages::Stages;
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use flags::{options, threads};
 pub use gpus::OnGpu;
 use gpus::open_gpu;
@@ -32,6 +32,7 @@ use kernels::cuda::{self, bf16};
 use passes::check_passes;
 use run::{Failure, TrainingRun};
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ use std::time::Duration;
 /// user's input, 130 if interrupted, 1 otherwise. Ranks are threads of this process, or one process
 /// each if a launcher started several.
 pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
-    let flags = Flags::try_parse().unwrap_or_else(|error| {
+    let read = Flags::command().bin_name(program_name()).try_get_matches();
+    let flags = read.and_then(|read| Flags::from_arg_matches(&read)).unwrap_or_else(|error| {
         if error.use_stderr() && is_a_later_rank() {
             std::process::exit(error.exit_code());
         }
@@ -54,6 +56,17 @@ pub fn main<T: TrainedDtype<S>, S: Sync>(stages: &S) -> ExitCode {
             let _closed = std::io::stderr().write_all(line.as_bytes());
             ExitCode::from(exit_code(&error))
         }
+    }
+}
+
+/// The program's name, without the hash that `plan launch` gives it.
+fn program_name() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    match name.rsplit_once('-') {
+        Some((name, hash)) if is_hash(hash) => name.to_owned(),
+        _ => name,
     }
 }
 
