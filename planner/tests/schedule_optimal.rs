@@ -38,7 +38,7 @@ fn rows() -> Vec<(Ordering, f64)> {
 
 fn check(rows: Vec<(Ordering, f64)>) {
     for (ordering, optimum) in rows {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let found = ordering.solve(Until::default()).unwrap();
         println!("{ordering:?} {} {optimum} {:?}", found.value, begun.elapsed());
         assert!((found.value - optimum).abs() < 1e-3, "{ordering:?}: {} {optimum}", found.value);

@@ -166,7 +166,11 @@ fn flags_that_cannot_be_meant_are_named() {
         (&["--lr", "-1"], 2, "--lr: it cannot be -1; valid: 0 or more".to_owned()),
         (&["--clip", "-1"], 2, "--clip: it cannot be -1; valid: above 0, or 0 for none".to_owned()),
         (&["--steps", "-3"], 2, "'-3' for '--steps <STEPS>': valid: a whole number".to_owned()),
-        (&["--cuda-graphs", "always"], 2, "--cuda-graphs: it cannot be always; valid: auto".to_owned()),
+        (
+            &["--cuda-graphs", "always"],
+            2,
+            "--cuda-graphs: it cannot be always; valid: auto".to_owned(),
+        ),
         (&["--data", &missing], 2, format!("--data: {missing}: No such file")),
         (&["--data", &no_index], 2, format!("--data: {}: No such file", missing_index(&no_index))),
         (&["--data", &place], 2, format!("--data: {place}: it is a directory; valid: ")),

@@ -166,15 +166,15 @@ impl<'a> Subject<'a> {
             bounds.push(("any order", listed_bound.bound_s(&any, f64::INFINITY) + step_s));
         }
         if spec.chunks > 1 {
-            let (bytes, budget) = (self.state.bytes, self.budget_bytes);
-            let spent_s = members.recompute_s(spec, &self.plain, knapsack, bytes, budget);
+            let (state, budget) = (&self.state, self.budget_bytes);
+            let spent_s = members.recompute_s(spec, &self.plain, knapsack, state, budget);
             bounds.push(("recomputation", closed::passes_s(spec, &self.plain, spent_s)));
         }
     }
 
     /// A configuration with a placement that fits is not reported as too large.
     fn check_bytes(&self) {
-        let bytes = closed::least_bytes(&self.spec, &self.plain, self.state.bytes);
+        let bytes = closed::least_bytes(&self.spec, &self.plain, &self.state);
         let usable = self.case.cache.cluster.usable_bytes() - self.plain.workspace_bytes;
         assert!(bytes <= usable * (1.0 + 1e-9), "{bytes} of {usable}: {:?}", self.case.decisions);
     }

@@ -35,6 +35,14 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
     one_chunk_s(m, p, forward_s, backward_s, total_s)
 }
 
+/// Forwards and backwards of one micro-batch on the vocabulary layers that stages hold, s.
+pub(super) fn ends_s(spec: &PipelineSpec, work: &MicroBatchCost) -> f64 {
+    match spec.passes {
+        Some(_) => 0.0,
+        None => work.embedding.load_s() + work.head.load_s(),
+    }
+}
+
 /// Bound for schedules that split the backward or lay stages in a V, the largest of:
 /// - the mean load of the ranks, which some rank has at least;
 /// - the forward and backward path of one micro-batch, without weight gradients where they are
@@ -43,17 +51,14 @@ pub fn passes_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64) -> f64
 ///   before it ([`split_rows_s`]).
 fn unlike_1f1b_s(spec: &PipelineSpec, work: &MicroBatchCost, spent_s: f64, between_s: f64) -> f64 {
     let (m, p) = (spec.m(), spec.ranks as f64);
-    let held =
-        |end: &VocabEnd, value: f64| if spec.passes.is_some() { 0.0 } else { end.load_s() - value };
-    let ends_s = held(&work.embedding, 0.0) + held(&work.head, 0.0);
+    let ends_s = ends_s(spec, work);
     let weight_gaps_s = spec.stages() as f64 * spec.gaps_s()[2];
     let load_s = work.load_s() + ends_s + spent_s + between_s + weight_gaps_s;
     let mean_s = load_s / p + spec.passes_s();
     let unpaired_s = spec.least_unpaired() * work.unpaired_s() / p;
     let apart = |weight_s: f64| if spec.splits_backward() { weight_s } else { 0.0 };
-    let path_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s))
-        + held(&work.embedding, 0.0)
-        + held(&work.head, apart(work.head.weight_s))
+    let head_apart_s = if spec.passes.is_some() { 0.0 } else { apart(work.head.weight_s) };
+    let path_s = work.layers_s(|kind| kind.load_s() - apart(kind.weight_s)) + ends_s - head_apart_s
         + between_s
         + spec.passes.map_or(0.0, |path| around_s(spec, &path))
         + spent_s;
@@ -159,15 +164,12 @@ pub fn with_state_s(
     let ends = embedding.params + head.params;
     // With vocabulary passes every rank holds a shard.
     let shared = if over_pipeline { ends } else { ends * spec.copies() as f64 / p };
-    let (ends_s, head_s) = match over_pipeline {
-        true => (0.0, 0.0),
-        false => (embedding.load_s() + head.load_s(), spec.runs() * head.load_s()),
-    };
+    let head_s = if over_pipeline { 0.0 } else { spec.runs() * head.load_s() };
     let vocab_s = m * spec.passes_s();
     let gaps_s: f64 = spec.gaps_s().iter().sum();
     let between_s = 2.0 * spec.blocking_s() + spec.stages() as f64 * gaps_s;
     let unpaired_s = spec.least_unpaired() * work.unpaired_s();
-    let loads_s = m * (work.load_s() + spent_s + ends_s + between_s) + unpaired_s;
+    let loads_s = m * (work.load_s() + spent_s + ends_s(spec, work) + between_s) + unpaired_s;
     let mean_s = loads_s / p + vocab_s;
     let ends_backward_s = if over_pipeline { 0.0 } else { embedding.backward_s + head.backward_s };
     let hidden_in_s = backwards_s(spec, work) + ends_backward_s;
@@ -360,36 +362,34 @@ pub fn least_recompute_s(
     spec: &PipelineSpec,
     work: &MicroBatchCost,
     knapsack: &RecomputeKnapsack,
-    state_bytes: [f64; 2],
+    state: &StateView,
     budget: f64,
 ) -> f64 {
-    let free = budget * (1.0 + 1e-9) - mean_state_bytes(spec, work, state_bytes);
+    let free = budget * (1.0 + 1e-9) - mean_state_bytes(spec, work, state);
     let forced_s = knapsack.forced_s(&work.counts, spec.ranks as f64 * free);
     forced_s.unwrap_or_else(|| knapsack.at_first(&work.counts).0)
 }
 
 /// Bytes of parameter state on a device, on average.
-pub fn mean_state_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64; 2]) -> f64 {
-    let params = work.params();
-    let ends = work.embedding.params + work.head_of(spec).params;
-    let states = (params.dense + ends) * state_bytes[0] + params.expert * state_bytes[1];
-    spec.copies() as f64 * states / spec.ranks as f64
+pub fn mean_state_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
+    let mut params = work.params();
+    params.dense += work.embedding.params + work.head_of(spec).params;
+    spec.copies() as f64 * state.bytes_of(params) / spec.ranks as f64
 }
 
 /// Lower bound on the bytes of the fullest device: the mean over devices of parameter state and of
 /// one micro-batch's activations with the leanest recomputation, or the same for the most layers of
 /// one kind that some device must hold.
-pub fn least_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state_bytes: [f64; 2]) -> f64 {
+pub fn least_bytes(spec: &PipelineSpec, work: &MicroBatchCost, state: &StateView) -> f64 {
     let options = spec.options();
     let leanest = |kind: &KindCost| {
         options.iter().map(|&option| kind.saved_bytes[option]).fold(f64::INFINITY, f64::min)
     };
-    let states = mean_state_bytes(spec, work, state_bytes);
+    let states = mean_state_bytes(spec, work, state);
     let mean = states + work.layers_s(leanest) / spec.ranks as f64;
     let copies = spec.copies() as f64;
     let fullest = work.fullest(spec.ranks, spec.copies(), |_, kind| {
-        let KindCost { params, .. } = kind;
-        copies * (params.dense * state_bytes[0] + params.expert * state_bytes[1]) + leanest(kind)
+        copies * state.bytes_of(kind.params) + leanest(kind)
     });
     mean.max(fullest)
 }

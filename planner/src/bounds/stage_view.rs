@@ -8,6 +8,7 @@ use crate::cost::state::LocalParams;
 use crate::partition::OrderMilestones;
 use crate::partition::milestones::OneChunk;
 use crate::pricing::layers::Counts;
+use models::placement::may_be_empty;
 
 /// A stage without its layers.
 pub(super) struct StageView {
@@ -93,7 +94,7 @@ impl StageView {
             held,
             free_bytes,
             params: ends_params,
-            fewest: usize::from(!(holds_vocab && (stage == 0 || stage + 1 == p) && p > 1)),
+            fewest: usize::from(!may_be_empty(spec.vocab, stage, p)),
         }
     }
 }

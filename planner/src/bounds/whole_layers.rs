@@ -20,6 +20,7 @@ use crate::partition::Pipeline;
 use crate::partition::bidirectional::Bidirectional;
 use crate::partition::milestones::{ArrivalTimes, OwnSeconds, PassCounts};
 use crate::pricing::layers::Counts;
+use models::placement::may_be_empty;
 use models::schedule::ScheduleName;
 
 /// The inputs of the bound.
@@ -59,11 +60,8 @@ impl<'a> WholeLayers<'a> {
         budget_bytes: f64,
     ) -> Self {
         let stages = spec.stages();
-        let may_be_empty = |stage: usize| {
-            (stage == 0 || stage + 1 == stages) && spec.passes.is_none() && stages > 1
-        };
-        let fewest: Vec<usize> =
-            (0..stages).map(|stage| usize::from(!may_be_empty(stage))).collect();
+        let fewest = |stage| usize::from(!may_be_empty(spec.vocab, stage, stages));
+        let fewest: Vec<usize> = (0..stages).map(fewest).collect();
         let present = work.kinds.iter().zip(&work.counts).filter(|(_, count)| **count > 0);
         let least = present.map(|(kind, _)| *kind).reduce(least_of).unwrap_or_default();
         let fastest = MicroBatchCost { kinds: vec![least], ..work.clone() };
@@ -211,10 +209,7 @@ impl<'a> WholeLayers<'a> {
         let first = spec.options()[0];
         let longest_s = self.work.fullest(spec.stages(), 1, |_, kind| kind.load_s());
         let spent_s = self.work.layers_s(|kind| kind.recompute_s[first]);
-        let ends_s = match spec.passes {
-            Some(_) => 0.0,
-            None => self.work.embedding.load_s() + self.work.head.load_s(),
-        };
+        let ends_s = closed::ends_s(spec, self.work);
         let transfers_s = 2.0 * (spec.transfers_s() + spec.stages() as f64 * spec.gap_s);
         let path_s = self.work.load_s() + spent_s + ends_s + transfers_s;
         path_s + (spec.m() - 1.0) * longest_s + self.step_s

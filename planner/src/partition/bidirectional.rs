@@ -20,7 +20,7 @@ pub struct Bidirectional<'a> {
 
 impl Bidirectional<'_> {
     /// Earliest time at which `rank` (of ranks `i` and `p − 1 − i`, the nearer to stage 0) has
-    /// done its passes, s. `recompute_s` is the recomputation of one micro-batch in both its stages.
+    /// done its passes, s. `recompute_s` is the recomputation of one micro-batch in both stages.
     pub fn end_s(&self, rank: usize, recompute_s: f64) -> f64 {
         let other = self.stages.len() - 1 - rank;
         let load_s = |stage: usize| self.stages[stage].iter().sum::<f64>();

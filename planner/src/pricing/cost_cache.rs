@@ -173,6 +173,10 @@ impl<'a> CostCache<'a> {
         }
     }
 
+    fn pricer(&self) -> LayerPricer<'a> {
+        LayerPricer { model: self.model, cluster: self.cluster }
+    }
+
     /// Memory and time of parameter state under the decisions.
     pub fn state_cost(&self, d: &Decisions) -> StateCost<'a> {
         StateCost::new(self.cluster, self.tensors, d, &self.domains)
@@ -233,7 +237,7 @@ impl<'a> CostCache<'a> {
         if self.model.moe.is_none() {
             return self.price_with(&shape, &shared);
         }
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let experts = self.expert_floor(&shape);
         let floor = |(&kind, pieces): (&LayerKind, &Pieces)| {
             pricer.layer_floor(kind, &shape, pieces, experts)
@@ -252,7 +256,7 @@ impl<'a> CostCache<'a> {
             let of = |etp| divisors(experts).into_iter().map(move |ep| (ep, etp));
             let splits: Vec<Split> =
                 ways.flat_map(of).map(|(ep, etp)| Split { ep, etp, ..shape.split }).collect();
-            let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+            let pricer = self.pricer();
             pricer.expert_floor(shape, &splits)
         };
         *self.expert_floors.borrow_mut().entry(key).or_insert_with(price)
@@ -291,7 +295,7 @@ impl<'a> CostCache<'a> {
     }
 
     fn price_with(&self, shape: &Shape, shared: &Shared) -> LayerCosts {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let dense = self.model.moe.is_none();
         let experts = if dense { ExpertPieces::default() } else { self.experts(shape) };
         let chunks = self.attention_chunks(shape, shared);
@@ -306,15 +310,11 @@ impl<'a> CostCache<'a> {
         LayerCosts {
             layer,
             params: self.layers.kinds.iter().map(params).collect(),
-            vocab: shared.ends.vocab,
-            tokens: shared.ends.tokens,
-            hidden_bytes: shared.ends.hidden_bytes,
-            resident_bytes: shared.ends.resident_bytes,
             // These depend on how experts are split.
             transient_bytes: shared.ends.transient_bytes
                 + self.group_bytes(shape)
                 + self.transit_bytes(shape),
-            recompute_choices: RefCell::default(),
+            ..shared.ends.clone()
         }
     }
 
@@ -336,17 +336,13 @@ impl<'a> CostCache<'a> {
         if let Some(known) = self.shared.borrow().get(&key) {
             return Rc::clone(known);
         }
-        let shared = Rc::new(self.price_shared(shape));
+        let shared = Rc::new(self.shared_with(shape, self.price_vocabulary(shape)));
         self.shared.borrow_mut().insert(key, Rc::clone(&shared));
         shared
     }
 
-    fn price_shared(&self, shape: &Shape) -> Shared {
-        self.shared_with(shape, self.price_vocabulary(shape))
-    }
-
     fn shared_with(&self, shape: &Shape, vocab: VocabCost) -> Shared {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let bodies = self.bodies(shape);
         let kinds = self.layers.kinds.iter().zip(bodies.iter());
         let pieces = kinds.map(|(&kind, body)| pricer.pieces(kind, shape, body)).collect();
@@ -354,7 +350,7 @@ impl<'a> CostCache<'a> {
     }
 
     fn attention_chunks(&self, shape: &Shape, shared: &Shared) -> Rc<[AttentionChunks]> {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let of = |(&kind, pieces)| pricer.attention_chunks(kind, shape, pieces);
         let price = || self.layers.kinds.iter().zip(&shared.pieces).map(of).collect();
         let number = match shape.moe_overlap {
@@ -370,7 +366,7 @@ impl<'a> CostCache<'a> {
         let copies = fullest_copies(self.model, split.ep).to_bits();
         let cut = (split.tokens(self.model), split.tp, split.sequence_parallel, copies);
         let key = (cut, shape.dtype, group);
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let price = || self.layers.kinds.iter().map(|&kind| pricer.body(kind, shape)).collect();
         Rc::clone(self.bodies.borrow_mut().entry(key).or_insert_with(price))
     }
@@ -380,7 +376,7 @@ impl<'a> CostCache<'a> {
         let resident = split.resident_tokens(self.model);
         let degrees = [split.ep, split.etp, shape.moe_overlap_degree];
         let key = (resident, degrees, shape.moe_overlap, shape.dtype, shape.ep_group.clone());
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         *self.experts.borrow_mut().entry(key).or_insert_with(|| pricer.experts(shape))
     }
 
@@ -391,13 +387,12 @@ impl<'a> CostCache<'a> {
         let resident = shape.split.resident_tokens(self.model) as f64;
         let e = shape.dtype.storage_bytes();
         let widest = self.model.mlp.ffn.max(2 * self.model.hidden) / shape.split.tp;
-        let params: Vec<LocalParams> =
-            kinds.iter().map(|&kind| layer_params(self.model, kind, &shape.split)).collect();
-        let largest = params.iter().map(|params| params.dense).fold(0.0, f64::max);
+        let dense = |&kind: &LayerKind| layer_params(self.model, kind, &shape.split).dense;
+        let largest = kinds.iter().map(dense).fold(0.0, f64::max);
         let placeholder_bytes = self.cluster.software.placeholder_bytes * largest;
         LayerCosts {
             layer: vec![],
-            params,
+            params: vec![],
             vocab,
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
@@ -413,9 +408,8 @@ impl<'a> CostCache<'a> {
     }
 
     fn price_vocabulary(&self, shape: &Shape) -> VocabCost {
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
         let rows = vocabulary_rows(self.model.vocab, shape.split.tp);
-        pricer.vocabulary(shape, rows, &shape.tp_group)
+        self.pricer().vocabulary(shape, rows, &shape.tp_group)
     }
 
     /// What a group of recomputed layers keeps for its backward pass besides one layer's values,
@@ -424,7 +418,7 @@ impl<'a> CostCache<'a> {
         if shape.recompute_group == 1 {
             return 0.0;
         }
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let of = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::None);
         let largest = self.layers.kinds.iter().map(of).fold(0.0, f64::max);
         let more = (shape.recompute_group.min(self.layers.len() as u64) - 1) as f64;
@@ -439,7 +433,7 @@ impl<'a> CostCache<'a> {
         if !shape.offload_activations {
             return 0.0;
         }
-        let pricer = LayerPricer { model: self.model, cluster: self.cluster };
+        let pricer = self.pricer();
         let of = |&kind: &LayerKind| pricer.saved_bytes(kind, shape, Recompute::None);
         2.0 * self.layers.kinds.iter().map(of).fold(0.0, f64::max)
     }

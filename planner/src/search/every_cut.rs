@@ -11,6 +11,7 @@ use crate::partition::{Choice, Column, Problem, Scratch, ilp};
 use crate::pricing::priced::{Placed, PlacedStage};
 use crate::pricing::{Configuration, StageCost};
 use crate::simulate::CriticalPath;
+use models::placement::may_be_empty;
 
 /// The result for one configuration.
 #[derive(Clone, Debug, Default)]
@@ -200,8 +201,7 @@ impl Configuration<'_> {
 
     /// Fewest layers of a stage: only the stages that hold the vocabulary layers may have none.
     fn fewest_layers(&self, stage: usize) -> usize {
-        let holds_vocab = stage == 0 || stage + 1 == self.stages();
-        usize::from(!holds_vocab || self.decisions.vocab.over_pipeline() || self.stages() == 1)
+        usize::from(!may_be_empty(self.decisions.vocab, stage, self.stages()))
     }
 
     /// A stage's own passes, reductions and step with the least recomputation, s.

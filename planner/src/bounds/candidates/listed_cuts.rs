@@ -3,6 +3,7 @@
 
 use super::super::pipeline_spec::PipelineSpec;
 use super::super::recompute_knapsack::RecomputeKnapsack;
+use super::super::states::StateView;
 use super::super::workload::MicroBatchCost;
 use crate::partition::{OrderMilestones, Pipeline};
 use crate::pricing::layers::{Counts, Layers};
@@ -240,8 +241,7 @@ impl ListedCuts {
     }
 
     /// Least recomputation of one micro-batch in the whole model, s, that memory makes necessary
-    /// with several chunks per rank. State takes `state_bytes` per parameter (dense, expert); each
-    /// rank has `budget` bytes.
+    /// with several chunks per rank of `budget` bytes.
     ///
     /// Relaxation: the ranks share their memory. What exceeds the sum must be saved, and a second
     /// of recomputation on one rung in all chunks of a rank saves a layer's bytes at most as often
@@ -251,7 +251,7 @@ impl ListedCuts {
         spec: &PipelineSpec,
         work: &MicroBatchCost,
         knapsack: &RecomputeKnapsack,
-        state_bytes: [f64; 2],
+        state: &StateView,
         budget: f64,
     ) -> f64 {
         let first_s = knapsack.at_first(&work.counts).0;
@@ -261,8 +261,7 @@ impl ListedCuts {
         let scale = if holds_all(spec) { spec.m() } else { 1.0 };
         let bytes = |(kind, held): (usize, &f64)| held * scale * knapsack.first_of(kind).1;
         let held: f64 = self.least_held.iter().take(work.kinds.len()).enumerate().map(bytes).sum();
-        let params = work.params();
-        let states = params.dense * state_bytes[0] + params.expert * state_bytes[1];
+        let states = state.bytes_of(work.params());
         let free = spec.ranks as f64 * budget * (1.0 + 1e-9) - states;
         let excess = (held - free) / (self.most_held * scale);
         if excess <= 0.0 { first_s } else { knapsack.saving_s(&work.counts, first_s, excess) }

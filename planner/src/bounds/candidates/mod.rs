@@ -14,6 +14,7 @@ mod rows;
 
 pub use listed_cuts::{ListedCuts, ListedCutsKey, Shapes};
 
+use super::closed;
 use super::pipeline_spec::PipelineSpec;
 use super::recompute_knapsack::RecomputeKnapsack;
 use super::states::StateView;
@@ -275,10 +276,7 @@ impl ListedBound<'_> {
     /// One micro-batch's forward and backward over the whole model, s.
     fn whole_s(&self) -> f64 {
         let (spec, work) = (self.spec, self.work);
-        let ends_s = match spec.passes {
-            Some(_) => 0.0,
-            None => work.embedding.load_s() + work.head.load_s(),
-        };
+        let ends_s = closed::ends_s(spec, work);
         work.load_s() + ends_s + 2.0 * (spec.blocking_s() + spec.stages() as f64 * spec.gap_s)
     }
 }

@@ -122,7 +122,7 @@ impl Worker<'_> {
         let knapsack = RecomputeKnapsack::new(&work.kinds, spec.options());
         let ends = work.head.workspace_bytes + work.head.in_flight_bytes;
         let budget = self.budget_bytes(spec, work, view) - ends;
-        let states = closed::mean_state_bytes(spec, work, view.bytes);
+        let states = closed::mean_state_bytes(spec, work, view);
         let spent_s = knapsack.least_s(&work.counts, 1.0, budget - states);
         let with_state = view.added_to(work, spec);
         self.with_overheads_s(closed::with_state_s(spec, &with_state, view, spent_s))

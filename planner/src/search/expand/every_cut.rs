@@ -115,11 +115,11 @@ impl Worker<'_> {
     ) -> f64 {
         let (spec, plain, work) = self.stated(d, view, parallel);
         let budget = self.budget_bytes(&spec, &plain, view);
-        if closed::least_bytes(&spec, &plain, view.bytes) > budget * (1.0 + 1e-9) {
+        if closed::least_bytes(&spec, &plain, view) > budget * (1.0 + 1e-9) {
             return f64::INFINITY;
         }
         let knapsack = parallel.knapsack(d.recompute);
-        let spent_s = closed::least_recompute_s(&spec, &plain, &knapsack, view.bytes, budget);
+        let spent_s = closed::least_recompute_s(&spec, &plain, &knapsack, view, budget);
         let step_s = closed::least_step_s(&spec, &work, view);
         let passes_s = closed::passes_s(&spec, &work, spent_s) + step_s;
         let passes_s = passes_s.max(closed::with_state_s(&spec, &work, view, spent_s));

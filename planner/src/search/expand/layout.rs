@@ -148,7 +148,9 @@ impl Worker<'_> {
         let choices = self.choices(d);
         let layer_costs = self.cache.layer_costs(d);
         let work = Arc::new(MicroBatchCost::new(&self.cache, d, &layer_costs));
-        let states = self.states(d, &choices, &layer_costs);
+        let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
+        let make = || States::new(&self.cache, d, &choices, &layer_costs.params);
+        let states = self.shared.states.get(key, usize::MAX, make);
         let transfers = choices.rank_order.iter().map(|&rank_order| {
             // Any pipeline of the layout will do: vocabulary passes beside a transfer only make it
             // longer.
@@ -178,22 +180,6 @@ impl Worker<'_> {
         let space = self.space;
         let of = || Rc::new(space.choices(&ParallelLayout { decisions: d.clone() }));
         Rc::clone(self.choices.entry(PipelineChoicesKey::new(d)).or_insert_with(of))
-    }
-
-    pub(super) fn states(
-        &mut self,
-        d: &Decisions,
-        choices: &PipelineChoices,
-        layer_costs: &LayerCosts,
-    ) -> Arc<States> {
-        let key = (d.tp, d.pp, d.cp, d.ep, d.etp, d.dtype);
-        if let Some(known) = self.states.get(&key) {
-            return Arc::clone(known);
-        }
-        let make = || States::new(&self.cache, d, choices, &layer_costs.params);
-        let states = self.shared.states.get(key, usize::MAX, make);
-        self.states.insert(key, Arc::clone(&states));
-        states
     }
 
     /// A pipeline without vocabulary passes.

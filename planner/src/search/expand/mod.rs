@@ -23,7 +23,7 @@ use super::Candidate;
 use crate::bounds::candidates::{ListedCuts, ListedCutsKey, Shapes};
 use crate::bounds::pipeline_spec::PipelineSpec;
 use crate::bounds::recompute_knapsack::RecomputeKnapsack;
-use crate::bounds::states::{StateView, States};
+use crate::bounds::states::StateView;
 use crate::bounds::workload::{KindCost, MAX_COPIES, MicroBatchCost};
 use crate::partition::{Scratch, ilp};
 use crate::pricing::cost_cache::CostCache;
@@ -181,7 +181,6 @@ pub(super) struct Worker<'a> {
     pub scratch: Scratch,
     no_transfer: Rc<P2pTransfer>,
     shared: Arc<Shared>,
-    states: HashMap<StatesKey, Arc<States>>,
     /// By cut list, ranks, chunks, stage layout and whether the vocabulary is spread over the
     /// pipeline.
     shapes: HashMap<(CutList, usize, usize, StageLayout, bool), Rc<Shapes>>,
@@ -204,7 +203,6 @@ impl<'a> Worker<'a> {
             cache: CostCache::new(task.model, task.cluster, task.gpus).sharing(pipelines),
             scratch: Scratch::default(),
             no_transfer: Rc::new(P2pTransfer::none()),
-            states: HashMap::default(),
             shapes: HashMap::default(),
             candidates: HashMap::default(),
             any_order_candidates: HashMap::default(),

@@ -50,14 +50,13 @@ struct PipelineInputs<'a> {
 }
 
 impl PipelineInputs<'_> {
-    /// Lower bound on the recomputation of one micro-batch in the whole model, s, where state takes
-    /// `state_bytes` per parameter.
-    fn recompute_s(self, knapsack: &RecomputeKnapsack, state_bytes: [f64; 2], budget: f64) -> f64 {
+    /// Lower bound on the recomputation of one micro-batch in the whole model, s.
+    fn recompute_s(self, knapsack: &RecomputeKnapsack, state: &StateView, budget: f64) -> f64 {
         match self.candidates {
             Some(candidates) => {
-                candidates.recompute_s(self.spec, self.work, knapsack, state_bytes, budget)
+                candidates.recompute_s(self.spec, self.work, knapsack, state, budget)
             }
-            None => closed::least_recompute_s(self.spec, self.work, knapsack, state_bytes, budget),
+            None => closed::least_recompute_s(self.spec, self.work, knapsack, state, budget),
         }
     }
 }
@@ -167,7 +166,7 @@ impl Worker<'_> {
         let PipelineInputs { spec, work, slack, .. } = inputs;
         let (knapsack, least) = (parallel.knapsack(spec.recompute), &parallel.states.least);
         let budget = self.budget_bytes(spec, work, least);
-        let spent_s = inputs.recompute_s(&knapsack, least.bytes, budget);
+        let spent_s = inputs.recompute_s(&knapsack, least, budget);
         let passes_s = self.with_overheads_s(closed::passes_s(spec, work, spent_s) / slack);
         if passes_s >= enough_s {
             return passes_s;
@@ -222,7 +221,7 @@ impl Worker<'_> {
                 break;
             }
             let view = &states.undominated[state.at];
-            let spent_s = inputs.recompute_s(&knapsack, view.bytes, budget);
+            let spent_s = inputs.recompute_s(&knapsack, view, budget);
             let with_state = view.added_to(work, spec);
             let state_s = closed::with_state_s(spec, &with_state, view, spent_s);
             least_s = least_s.min(state_s.max(state.least_s + vocab_s));
@@ -377,11 +376,11 @@ fn fitting(
     budget: f64,
 ) -> Rc<[FittingState]> {
     let bounded = |overhead: &StateOverhead| {
-        let bytes = states.undominated[overhead.at].bytes;
-        let spent_s = closed::least_recompute_s(spec, work, knapsack, bytes, budget);
+        let view = &states.undominated[overhead.at];
+        let spent_s = closed::least_recompute_s(spec, work, knapsack, view, budget);
         let passes_s = load_s(spec, work, spent_s) / spec.ranks as f64;
         let StateOverhead { at, added_s, fullest_s } = *overhead;
-        let fits = closed::least_bytes(spec, work, bytes) <= budget * (1.0 + 1e-9);
+        let fits = closed::least_bytes(spec, work, view) <= budget * (1.0 + 1e-9);
         fits.then_some(FittingState { at, least_s: fullest_s.max(passes_s + added_s) })
     };
     let mut all: Vec<_> = overheads.iter().filter_map(bounded).collect();

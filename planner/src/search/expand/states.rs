@@ -165,7 +165,7 @@ impl Worker<'_> {
     ) -> Option<f64> {
         let (spec, plain, work) = self.stated(d, view, parallel);
         let budget = self.task.cluster.usable_bytes() - plain.workspace_bytes;
-        let least = closed::least_bytes(&spec, &plain, view.bytes);
+        let least = closed::least_bytes(&spec, &plain, view);
         if !self.task.ignore_memory && least > budget * (1.0 + 1e-9) {
             return None;
         }
