@@ -162,6 +162,32 @@ fn square(sequence: u64) -> AttentionShape {
     }
 }
 
+/// Half the queries over the same keys are half the work, while their rows fill the device: few
+/// heads of long sequences too, as context parallelism leaves them.
+#[test]
+fn half_the_queries_take_half_as_long() {
+    for name in shipped_names() {
+        let cluster = shipped(name).and_then(Result::ok).expect("it reads");
+        let measured = cluster.tables.attention.is_some();
+        if !measured || cluster.software.attention != AttentionKernel::Flash {
+            continue;
+        }
+        for pass in [forward_s, backward_s] {
+            let of = |query_len: u64| {
+                let shape =
+                    AttentionShape { query_len, causal: false, key_len: 65_536, ..square(65_536) };
+                pass(&cluster, &shape, Dtype::Bf16)
+            };
+            for query_len in [65_536, 32_768, 16_384, 8192, 4096] {
+                let ratio = of(query_len) / of(query_len / 2);
+                assert!((1.6..=2.3).contains(&ratio), "{name} {query_len}: {ratio}");
+            }
+            // In the end a few rows leave multiprocessors idle.
+            assert!(of(128) > of(65_536) / 512.0 * 1.5, "{name}");
+        }
+    }
+}
+
 #[test]
 fn masks_keep_the_expected_pairs() {
     let full = square(1024);

@@ -21,7 +21,7 @@ pub use products::{Products, Waves};
 pub use runs::{MeasuredRuns, Runs, Seen, features, measured_runs};
 pub use shipped::{shipped, shipped_names, shipped_source, software, software_names};
 pub use spec::*;
-pub use tables::{AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};
+pub use tables::{AttentionPass, AttentionTable, EfficiencyTables, LinkTable, Scaled, table_names};
 pub use written::table_text;
 
 use crate::input::{InputError, Source, parse_yaml};

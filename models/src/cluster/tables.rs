@@ -56,13 +56,42 @@ pub struct EfficiencyTables {
     pub link_lines: String,
 }
 
-/// Seconds of fused causal attention over head width, sequence, and sequences times heads.
+/// Seconds of fused causal attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionTable {
     /// Forward pass.
-    pub forward: Scaled<3>,
+    pub forward: AttentionPass,
     /// Backward pass.
-    pub backward: Scaled<3>,
+    pub backward: AttentionPass,
+}
+
+/// Seconds of one pass of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionPass {
+    /// Over head width, sequence, and sequences times heads.
+    squares: Scaled<3>,
+    /// Over head width, the least for a token of a sequence, whose rows of scores take so long
+    /// however few there are.
+    least: Scaled<1>,
+}
+
+impl AttentionPass {
+    /// Seconds for `heads` (times sequences) of a `width` with sequences of this length. Fewer heads
+    /// than were measured take as much less, until their rows leave multiprocessors idle.
+    pub fn at(&self, [width, sequence, heads]: [f64; 3]) -> f64 {
+        let fewest = self.squares.first[2];
+        if heads >= fewest {
+            return self.squares.at([width, sequence, heads]);
+        }
+        let measured = self.squares.at([width, sequence, fewest]);
+        let least = sequence * self.least.at([width]);
+        measured.min((measured * heads / fewest).max(least))
+    }
+
+    /// The longest sequence measured.
+    pub fn longest(&self) -> f64 {
+        self.squares.last[1]
+    }
 }
 
 /// Seconds of collectives over ranks and bytes of the whole tensor.
@@ -353,14 +382,22 @@ fn attention(lines: &Lines<'_>, device: &Device) -> Option<AttentionTable> {
         let share = of_peak(nearest_heads(rows, [width, measured, heads]).unwrap_or(f64::NAN));
         flops / (peak * share * short(sequence) / short(measured))
     };
-    let forward = |point: [f64; 3]| seconds(rows, point);
-    let backward = |point: [f64; 3]| BACKWARD_FLOPS * seconds(own, point);
-    let axes = [widths, with_smaller(&SHORT, &sequences), heads];
+    let fewest = *heads.first()?;
+    let axes = [widths.clone(), with_smaller(&SHORT, &sequences), heads];
     let powers = [[HEAD_POWERS[0], 0.0, 0.0], [HEAD_POWERS[1], 2.0, 1.0]];
-    Some(AttentionTable {
-        forward: Scaled::new(axes.clone(), powers, forward)?,
-        backward: Scaled::new(axes, powers, backward)?,
-    })
+    let pass = |rows: &[Vec<f64>], times: f64| {
+        let of = |point: [f64; 3]| times * seconds(rows, point);
+        let each = |width: f64, sequence: f64| of([width, sequence, fewest]) / sequence;
+        let least = |[width]: [f64; 1]| {
+            sequences.iter().map(|&sequence| each(width, sequence)).fold(f64::INFINITY, f64::min)
+        };
+        let powers_of_width = HEAD_POWERS.map(|power| [power]);
+        Some(AttentionPass {
+            squares: Scaled::new(axes.clone(), powers, of)?,
+            least: Scaled::new([widths.clone()], powers_of_width, least)?,
+        })
+    };
+    Some(AttentionTable { forward: pass(rows, 1.0)?, backward: pass(own, BACKWARD_FLOPS)? })
 }
 
 /// Forward FLOPs of causal attention with heads of one `width`.

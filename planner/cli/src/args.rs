@@ -193,8 +193,8 @@ pub struct PlanArgs {
     /// default is the plan's own objective [default: time]
     #[arg(long, value_enum)]
     pub objective: Option<Objective>,
-    /// Number of alternatives to print: the best plans with another tp, pp or schedule. Also prints
-    /// what more memory would save
+    /// Number of alternatives to print: the best plan of every other pair of tp and pp, and with
+    /// every other schedule at the plan's own pair. Also prints what more memory would save, if any
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top: usize,
     /// Search for an order of passes that is faster than every named schedule. For pipelines of one

@@ -168,6 +168,12 @@ const MAX_RANKS: u64 = 256;
 /// Builds and runs the measuring program: only the runtime knows how to call its kernels.
 fn measure(runtime: &Path, ranks: u64) -> Result<Measured, Failure> {
     say("building the measuring program with cargo, which takes minutes the first time");
+    if !runtime.join("measure/Cargo.toml").is_file() {
+        let message = format!("--runtime {}: it holds no measuring program", runtime.display());
+        return Err(InputError::new(message)
+            .help("give the `runtime` folder of a checkout of this project")
+            .into());
+    }
     let mut command = measuring(runtime, "measure", &[]);
     command.args(["--ranks", &ranks.to_string()]);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| no_cargo(&error))?;

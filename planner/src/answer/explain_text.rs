@@ -165,7 +165,7 @@ pub fn binds(plan: &Plan, bought: &[Tried]) -> String {
     let words = match gain >= LEAST_GAIN {
         true => format!("memory: {more} would save {:.2} %", 100.0 * gain),
         false if undecided => format!("not decided in the time: whether {more} would save time"),
-        false => format!("not memory: {more} changes nothing"),
+        false => format!("{more} of memory changes nothing"),
     };
     line("limit", &format!("{words}; {left}"))
 }

@@ -338,7 +338,9 @@ pub fn close(answer: &Answer, asked: usize) -> String {
             label,
             &match answer.all_alternatives {
                 true => {
-                    "no others: every other tp, pp and schedule takes over 25 % longer".to_owned()
+                    "no others: every other pair of tp and pp, and every other schedule with this \
+                     pair, takes over 25 % longer"
+                        .to_owned()
                 }
                 false => {
                     format!("{found} of {asked}: the search ended before it had looked for more")

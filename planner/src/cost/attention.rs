@@ -1,6 +1,6 @@
 //! Time of the attention core: scores, softmax and values, without the projections.
 
-use models::cluster::{AttentionKernel, ClusterSpec, Dtype, Scaled};
+use models::cluster::{AttentionKernel, AttentionPass, ClusterSpec, Dtype};
 use models::formulas::attention::{causal_pairs, core_flops, last_causal_pairs};
 
 /// One attention call on one rank.
@@ -146,11 +146,9 @@ impl Rows {
     /// Seconds by a table of causal squares. A square that was not measured, because it is longer
     /// than any or would be less than one, takes as long as a shorter one with as many rows, in
     /// proportion to the rows' length. It never takes longer than a whole square of its length.
-    fn measured_s(self, table: &Scaled<3>, width: f64) -> f64 {
-        let whole = self.sequence.min(table.last()[1]);
-        let of = |side: f64| {
-            table.at([width, side, (self.count / side).max(1.0)]) * self.sequence / side
-        };
+    fn measured_s(self, table: &AttentionPass, width: f64) -> f64 {
+        let whole = self.sequence.min(table.longest());
+        let of = |side: f64| table.at([width, side, self.count / side]) * self.sequence / side;
         of(whole.min(self.count)).min(of(whole))
     }
 }

@@ -412,6 +412,18 @@ impl LayerPricer<'_> {
         comm
     }
 
+    /// Bytes of keys and values that `all_gather` collects from all context-parallel ranks for a
+    /// layer, and of their gradients.
+    pub fn gathered_bytes(&self, shape: &Shape) -> f64 {
+        let split = &shape.split;
+        if split.cp == 1 || shape.cp_style != CpStyle::AllGather {
+            return 0.0;
+        }
+        let tokens = (split.tokens(self.model) * split.cp) as f64;
+        let width = LocalHeads::new(self.model, split.tp).kv_width() as f64;
+        2.0 * tokens * width * shape.dtype.storage_bytes()
+    }
+
     /// The inner, Ulysses part of a context-parallel group: its nearest ranks.
     fn ulysses_group(&self, shape: &Shape) -> GroupShape {
         let cap = shape.split.cp_ulysses;

@@ -135,11 +135,14 @@ fn supported(d: &Decisions, how: How) -> Result<(), String> {
     let rules = [
         (d.pp > 1, "pp above 1"),
         (d.vpp == 1, "one chunk per pipeline rank"),
-        (!d.vocab.over_pipeline(), "no vocabulary passes"),
+        (
+            !d.vocab.over_pipeline(),
+            "a vocabulary that is not split over the pipeline, as with --set vocab=tensor",
+        ),
         (d.micro_batches > 1, "several micro-batches"),
     ];
     if let Some((_, rule)) = rules.into_iter().find(|(holds, _)| !holds) {
-        return Err(format!("--order needs {rule}"));
+        return Err(format!("--order is for plans with {rule}"));
     }
     let size = d.pp * d.micro_batches;
     let small = format!(

@@ -397,7 +397,9 @@ impl<'a> CostCache<'a> {
             tokens,
             hidden_bytes: tokens * self.model.hidden as f64 * e,
             resident_bytes: resident * self.model.hidden as f64 * e,
-            transient_bytes: 2.0 * e * tokens * widest as f64 + placeholder_bytes,
+            transient_bytes: 2.0 * e * tokens * widest as f64
+                + placeholder_bytes
+                + self.pricer().gathered_bytes(shape),
             recompute_choices: RefCell::default(),
         }
     }

@@ -341,13 +341,14 @@ fn overlap_degree(d: &Decisions) -> (u8, String) {
 }
 
 fn vocab_schedule(d: &Decisions) -> (u8, String) {
-    if d.pp == 1 {
+    let hosts = |name: ScheduleName| match d.vocab {
+        models::decisions::Vocab::Interlaced => name == ScheduleName::OneFOneB,
+        _ => name == ScheduleName::OneFOneB || !name.is_whole() && name.takes_vocab(),
+    };
+    if hosts(d.schedule) && d.pp == 1 {
         return (0, format!("vocab {} is split over the pipeline: it needs pp above 1", d.vocab));
     }
-    let hosts = match d.vocab {
-        models::decisions::Vocab::Interlaced => ScheduleName::OneFOneB.to_string(),
-        _ => those(|name| name == ScheduleName::OneFOneB || !name.is_whole() && name.takes_vocab()),
-    };
+    let hosts = those(hosts);
     (1, format!("vocab {} needs a schedule with a place for its passes: {hosts}", d.vocab))
 }
 

@@ -155,7 +155,7 @@ fn fit_steps(cluster: &mut ClusterSpec, steps: &[Step]) -> Result<(), InputError
         // Both steps reduce the same number of bytes. The extra time of the one that computes more
         // is spent waiting for replicas that the operating system has preempted.
         for _ in 0..TURNS {
-            solve(cluster, least, 0.01..=10.0, |cluster| &mut cluster.software.dp_slowdown)?;
+            solve(cluster, least, 0.1..=10.0, |cluster| &mut cluster.software.dp_slowdown)?;
             solve(cluster, most, 0.0..=1.0, |cluster| &mut cluster.software.slowdown_per_doubling)?;
         }
     }
