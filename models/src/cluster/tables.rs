@@ -76,8 +76,8 @@ pub struct AttentionPass {
 }
 
 impl AttentionPass {
-    /// Seconds for `heads` (times sequences) of a `width` with sequences of this length. Fewer heads
-    /// than were measured take as much less, until their rows leave multiprocessors idle.
+    /// Seconds for `heads` (times sequences) of a `width` with sequences of this length. Fewer than
+    /// were measured take as much less, until their rows leave multiprocessors idle.
     pub fn at(&self, [width, sequence, heads]: [f64; 3]) -> f64 {
         let fewest = self.squares.first[2];
         if heads >= fewest {
