@@ -400,7 +400,7 @@ fn mistyped(source: &Source, at: Location, error: &YamlError) -> Option<(String,
     };
     let valid = type_in_words(expected);
     let valid = match is_too_large(expected, source.value_at(at).trim()) {
-        true => "a smaller number",
+        true => "a smaller whole number",
         false => valid,
     };
     let found = quotable(source.value_at(at).trim().lines().next().unwrap_or_default());

@@ -44,11 +44,11 @@ fn cases() -> Vec<Case> {
             6,
             8,
             "`heads` cannot be `99999999999999999999`",
-            "a smaller number",
+            "a smaller whole number",
         ),
         case("heads: -8", 6, 8, "`heads` cannot be `-8`", "a whole number, not negative"),
         case("heads: 0", 6, 8, "`heads` cannot be 0", "valid: 1 to"),
-        case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a whole number"),
+        case("heads: 99999999999999999999999", 6, 8, "`heads` cannot be", "a smaller whole number"),
         case("hidden: 9000000000", 6, 9, "`hidden` cannot be 9000000000", "valid: 1 to 1000000"),
         case("layers: 1001", 6, 9, "`layers` cannot be 1001", "valid: 1 to 1000"),
         case(

@@ -177,7 +177,8 @@ fn is_closed(seed: u64) -> Option<[bool; 2]> {
     let cache = CostCache::new(&model, &cluster, gpus);
     let mut combinations = brute::combinations(&all);
     combinations.retain(|d| d.vpp > 1 && !d.post_validation);
-    let case = |d| Configuration::new(&cache, d).ok();
+    // Vocabulary passes are placed by a configuration's own times.
+    let case = |d| Configuration::new(&cache, d).ok().map(Configuration::in_own_times);
     let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
     promising.sort_by(|a, b| even_s(a).total_cmp(&even_s(b)));
     for case in promising.into_iter().take(40) {

@@ -78,6 +78,10 @@ fn table(title: &str, sources: &[SourceScore]) -> String {
         title, "rows", "groups", "mean", "median", "bias"
     );
     for s in sources {
+        if s.rows == 0 {
+            text += &format!("{:28}     0  nothing to compare\n", s.source);
+            continue;
+        }
         text += &format!(
             "{:28} {:5} {:6} {:6.1}% {:6.1}% {:+6.1}%  {} {:+.1}%\n",
             s.source,

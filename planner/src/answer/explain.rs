@@ -344,7 +344,8 @@ impl<'a> Asker<'a> {
                 found.push((format!("zero {stage}"), Restrictions { zero_stage, ..r.clone() }));
             }
         }
-        for recompute in [RecomputePolicy::None, RecomputePolicy::Full] {
+        for recompute in [RecomputePolicy::None, RecomputePolicy::Selective, RecomputePolicy::Full]
+        {
             let narrowed = Restrictions { recompute: Choice::of(&[recompute]), ..r.clone() };
             if recompute != own.recompute && r.recompute.allows(recompute) {
                 found.push((format!("recompute {recompute}"), narrowed));

@@ -52,7 +52,7 @@ impl Trace {
 
     /// A step's passes, gradient reductions and calls.
     pub fn step(&mut self, ran: &[PassTiming], spans: &[ReductionSpan], calls: Vec<CallSpan>) {
-        if self.steps.len() > TRACED_STEPS {
+        if self.steps.len() >= TRACED_STEPS {
             self.steps.pop_front();
         }
         self.steps.push_back(vec![]);
