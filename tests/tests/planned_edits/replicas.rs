@@ -8,8 +8,8 @@ pub const EDITS: &[Edit] = &[
         BLOCKS,
         &[(
             "layer.rs",
-            "        let ctx = &self.parameters.gather(ctx)?; // dp and cp: all-gather of \
-             weights\n        \
+            "        let ctx = &self.parameters.gather(ctx)?; // dp and cp in groups of 2: all-gather \
+             of weights\n        \
              let tp = tp(ctx);\n        let (x_1",
             "        let tp = tp(ctx);\n        let (x_1",
         )],
@@ -20,8 +20,8 @@ pub const EDITS: &[Edit] = &[
         BLOCKS,
         &[(
             "layer.rs",
-            "self.parameters.gather(ctx)?; // dp and cp: all-gather of weights\n        let tp = \
-             tp(ctx);\n        let (x_1",
+            "self.parameters.gather(ctx)?; // dp and cp in groups of 2: all-gather of \
+             weights\n        let tp = tp(ctx);\n        let (x_1",
             "self.parameters.weights(ctx)?;\n        let tp = tp(ctx);\n        let (x_1",
         )],
         &["replicas share these weights: `Sharded<2>`"],
@@ -30,12 +30,7 @@ pub const EDITS: &[Edit] = &[
         "gradients_are_not_reduced",
         BLOCKS,
         &[
-            (
-                "layer.rs",
-                "        let reduced = self.parameters.reduce_scatter(gradients)?; \
-                 // dp and cp: reduce-scatter\n",
-                "",
-            ),
+            ("layer.rs", "        let reduced = self.parameters.reduce_scatter(gradients)?;\n", ""),
             ("layer.rs", "Ok((dx, reduced))", "Ok(dx)"),
         ],
         &["expected tuple `(Tensor<D, Split<Tp<2>>, 8, 64>, Reduced)`"],
