@@ -13,6 +13,7 @@ use planner::partition::{Scratch, ilp, relaxation};
 use planner::pricing::Configuration;
 use planner::pricing::cost_cache::CostCache;
 use planner::pricing::priced::PlacedStage;
+use planner::pricing::vocab_times::placed_by_times;
 use planner::request::Task;
 use planner::request::restrictions::Restrictions;
 use planner::request::task::SOLVER_WORK;
@@ -176,9 +177,9 @@ fn is_closed(seed: u64) -> Option<[bool; 2]> {
     assert!(found.priced.fits, "{what}");
     let cache = CostCache::new(&model, &cluster, gpus);
     let mut combinations = brute::combinations(&all);
-    combinations.retain(|d| d.vpp > 1 && !d.post_validation);
-    // Vocabulary passes are placed by a configuration's own times.
-    let case = |d| Configuration::new(&cache, d).ok().map(Configuration::in_own_times);
+    // No gap counts how passes lie that are placed by a configuration's own times.
+    combinations.retain(|d| d.vpp > 1 && !d.post_validation && !placed_by_times(d));
+    let case = |d| Configuration::new(&cache, d).ok();
     let mut promising: Vec<_> = combinations.into_iter().filter_map(case).collect();
     promising.sort_by(|a, b| even_s(a).total_cmp(&even_s(b)));
     for case in promising.into_iter().take(40) {
