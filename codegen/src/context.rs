@@ -259,11 +259,13 @@ fn end_of_step(program: &Program) -> Vec<String> {
     let tied = model.tied_embeddings && apart;
     let axes = if mesh.cp > 1 { "dp and cp" } else { "dp" };
     let between = format!("{axes}: all-reduce of gradients between the {groups} groups of ranks");
+    // Ranks that hold the same key/value heads, or the same latent vectors' matrices.
+    let shares_parameters = model.attention.kv_heads < mesh.tp || model.attention.mla.is_some();
     let rows = [
         (groups > 1, between),
         (layout.copies() > 1, "pp: sum of the gradients of both copies of a stage".to_owned()),
         (
-            mesh.tp > 1 && (program.sequence_parallel || model.attention.kv_heads < mesh.tp),
+            mesh.tp > 1 && (program.sequence_parallel || shares_parameters),
             "tp: all-reduce of gradients that are partial sums, such as those of norms".to_owned(),
         ),
         (tied, "pp: sum of the gradients of the table that both ends hold".to_owned()),

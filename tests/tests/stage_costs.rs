@@ -98,3 +98,19 @@ fn tied_gradients_hide_under_weight_gradients() {
     let [seen, hidden] = [false, true].map(|under| cost("schedule=1f1b", under));
     assert_eq!(seen.tail_s, hidden.tail_s);
 }
+
+/// With `all_gather` a rank holds the keys and values of whole sequences, and their gradients.
+#[test]
+fn gathered_keys_and_values_take_memory() {
+    let (model, cluster) = (plain_model(8, 8, None), machine());
+    let of = |style: &str| {
+        let words = ["tp=1", "pp=1", "cp=2", "dp=1", "micro_batch=1", "dtype=bf16", style];
+        let restrictions = Restrictions::parse(&words).unwrap();
+        let found = search(&Task::new(&model, &cluster, 2, &restrictions), &mut |_| {});
+        let decisions = found.best.expect("it fits").decisions;
+        CostCache::new(&model, &cluster, 2).layer_costs(&decisions).transient_bytes
+    };
+    let width = 2 * model.attention.kv_heads * model.attention.head_dim;
+    let both = 2.0 * (model.seq_len * width) as f64;
+    assert_eq!(of("cp_style=all_gather") - of("cp_style=zigzag"), 2.0 * both);
+}

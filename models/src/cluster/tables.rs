@@ -134,11 +134,6 @@ impl<const N: usize> Scaled<N> {
         whole.then(|| Self { grid: grid.monotone(), first, last, below, above })
     }
 
-    /// The largest point of each axis.
-    pub fn last(&self) -> [f64; N] {
-        self.last
-    }
-
     /// Seconds at `point`.
     pub fn at(&self, point: [f64; N]) -> f64 {
         let mut scale = 1.0;

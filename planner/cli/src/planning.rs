@@ -93,7 +93,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), Failure> {
         None => best(request),
     });
     let found = match &known {
-        Some(plan) if args.limit.is_default() => longer(&mut request, plan, found),
+        Some(plan) if by_time && args.limit.is_default() => longer(&mut request, plan, found),
         _ => found,
     };
     let mut answer = match found {

@@ -45,7 +45,7 @@ pub enum WhyNot {
     /// Every configuration takes more than [`FAR`] times the plan's time, even with unlimited
     /// memory.
     TooSlow,
-    /// Some configurations would be fast enough, but none of them fits.
+    /// Some configurations take at most [`FAR`] times the plan's time, but none of them fits.
     DoesNotFit,
     /// The time was up, or the work allowed for integer programs.
     Undecided,

@@ -226,7 +226,7 @@ fn why_not(why: WhyNot) -> String {
     match why {
         WhyNot::Excluded => "--set excludes it".to_owned(),
         WhyNot::DoesNotExist => "not possible: no other decisions allow it".to_owned(),
-        WhyNot::DoesNotFit => format!("nothing within {FAR:.0} times the time fits"),
+        WhyNot::DoesNotFit => format!("nothing that fits takes less than {FAR:.0} times as long"),
         WhyNot::TooSlow => format!("takes over {FAR:.0} times as long"),
         WhyNot::Undecided => "not decided in the time; --prove continues".to_owned(),
     }
